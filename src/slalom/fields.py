@@ -8,6 +8,8 @@ The fields of a state are marked with what they belong to (`param_like`, `per_pa
 """
 
 from ._core.fields.declare import (
+    Number as Number,
+    OptionalNumber as OptionalNumber,
     choice_field as choice_field,
     count_field as count_field,
     dtype_field as dtype_field,
@@ -22,6 +24,8 @@ from ._core.state.marks import (
 )
 
 __all__ = [
+    "Number",
+    "OptionalNumber",
     "choice_field",
     "count_field",
     "dtype_field",

@@ -92,7 +92,7 @@ class AverageState(eqx.Module):
 class Average(sl.AbstractTransform):
     """An exponential average of updates, written as a user would."""
 
-    decay: sl.Hyperparameter = sl.fields.hyperparameter(0.9, within="[0, 1)")
+    decay: sl.fields.Number = sl.fields.hyperparameter(0.9, within="[0, 1)")
 
     def init(self, params):
         return AverageState(jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.int32))

@@ -27,21 +27,21 @@ class Counting(sl.AbstractRule):
     def init(self, params):
         return CountingState(mu=sl.tree.zeros_like(params), last=jnp.zeros(()))
 
-    def measure(self, now, g, leaf):
+    def measure(self, g, leaf):
         return {"old": jnp.sum(leaf.mu)}
 
-    def advance(self, now, g, leaf):
+    def advance(self, g, leaf):
         leaf.mu = leaf.mu + g
 
-    def reduce(self, now, g, leaf):
+    def reduce(self, g, leaf):
         return {"new": jnp.sum(leaf.mu)}
 
-    def finish(self, now, sums, state):
-        now.old, now.new, now.own = sums.old, sums.new, sums.each("new")
-        now.last, state.last = state.last, sums.new
+    def finish(self, sums, state):
+        self.old, self.new, self.own = sums["old"], sums["new"], sums.each("new")
+        self.last, state.last = state.last, sums["new"]
 
-    def direction(self, now, g, leaf):
-        return leaf.mu + 10 * now.old + 100 * now.new + 1000 * now.own + 10000 * now.last
+    def direction(self, g, leaf):
+        return leaf.mu + 10 * self.old + 100 * self.new + 1000 * self.own + 10000 * self.last
 
 
 def expected(names, steps):
@@ -100,16 +100,16 @@ def test_a_rule_that_only_measures_is_finished_before_it_advances():
     class Early(Counting):
         reduce = sl.AbstractRule.reduce
 
-        def measure(self, now, g, leaf):
+        def measure(self, g, leaf):
             return {"square": jnp.sum(g**2)}
 
-        def finish(self, now, sums, state):
-            now.inverse = 1 / sums.square
+        def finish(self, sums, state):
+            self.inverse = 1 / sums["square"]
 
-        def advance(self, now, g, leaf):
-            leaf.mu = leaf.mu + now.inverse * g
+        def advance(self, g, leaf):
+            leaf.mu = leaf.mu + self.inverse * g
 
-        def direction(self, now, g, leaf):
+        def direction(self, g, leaf):
             return leaf.mu
 
     grads = jax.tree.map(jnp.ones_like, params)
@@ -120,14 +120,14 @@ def test_a_rule_that_only_measures_is_finished_before_it_advances():
 
 def test_sums_of_a_rule_without_state_and_without_leaves():
     class Mean(sl.AbstractRule):
-        def reduce(self, now, g, leaf):
+        def reduce(self, g, leaf):
             return {"sum": jnp.sum(g), "size": jnp.asarray(g.size, g.dtype)}
 
-        def finish(self, now, sums, state):
-            now.mean = sums.sum / sums.size
+        def finish(self, sums, state):
+            self.mean = sums["sum"] / sums["size"]
 
-        def direction(self, now, g, leaf):
-            return g - now.mean
+        def direction(self, g, leaf):
+            return g - self.mean
 
     updates, _ = Mean().update({"a": jnp.array([1.0, 2.0]), "b": jnp.array([6.0])}, None)
     np.testing.assert_array_equal(updates["a"], [-2, -1])
@@ -139,14 +139,14 @@ def test_sums_of_a_rule_without_state_and_without_leaves():
 
 def test_sums_have_the_highest_precision_of_a_leaf(x64):
     class Sum(sl.AbstractRule):
-        def measure(self, now, g, leaf):
+        def measure(self, g, leaf):
             return {"sum": jnp.sum(g)}
 
-        def finish(self, now, sums, state):
-            now.sum = sums.sum
+        def finish(self, sums, state):
+            self.sum = sums["sum"]
 
-        def direction(self, now, g, leaf):
-            return g * 0 + now.sum
+        def direction(self, g, leaf):
+            return g * 0 + self.sum
 
     grads = {"a": jnp.asarray([1.0], "float64"), "b": jnp.asarray([2.0**-40], "float32")}
     updates, _ = Sum().update(grads, None)
@@ -164,20 +164,20 @@ class Norms(sl.AbstractRule):
     def init(self, params):
         return NormState(sl.tree.zeros_like(params))
 
-    def measure(self, now, g, leaf):
+    def measure(self, g, leaf):
         return {"g": sl.tree.NormOf(g)}
 
-    def advance(self, now, g, leaf):
+    def advance(self, g, leaf):
         leaf.mu = 2 * g
 
-    def reduce(self, now, g, leaf):
+    def reduce(self, g, leaf):
         return {"mu": sl.tree.NormOf(leaf.mu), "count": jnp.asarray(1.0)}
 
-    def finish(self, now, sums, state):
-        now.all, (now.own, now.mu), now.count = sums.g, sums.each("g", "mu"), sums.count
+    def finish(self, sums, state):
+        self.all, (self.own, self.mu), self.count = sums["g"], sums.each("g", "mu"), sums["count"]
 
-    def direction(self, now, g, leaf):
-        first = jnp.stack([now.all, now.own, now.mu, now.count]).reshape(2, 2)
+    def direction(self, g, leaf):
+        first = jnp.stack([self.all, self.own, self.mu, self.count]).reshape(2, 2)
         return jnp.zeros_like(g).at[:2, :2].set(first)
 
 

@@ -34,18 +34,18 @@ class Whiten(sl.AbstractRule):
         )
         return WhitenState(sl.tree.fresh_count(), mean, root)
 
-    def begin(self, now, state):
-        now.due = state.age % self.every == 0
+    def begin(self, state):
+        self.due = state.age % self.every == 0
         state.age = sl.tree.increment(state.age)
 
-    def advance(self, now, g, leaf):
+    def advance(self, g, leaf):
         leaf.mean = (0.5 * leaf.mean[0] + g @ g.T,)
 
-    def refresh(self, now, g, leaf):
+    def refresh(self, g, leaf):
         leaf.mean, mean = (), leaf.mean[0]  # is dropped
         leaf.root = (jnp.linalg.inv(mean + jnp.eye(len(mean), dtype=mean.dtype)),)
 
-    def direction(self, now, g, leaf):
+    def direction(self, g, leaf):
         return leaf.root[0] @ g
 
 
@@ -81,17 +81,17 @@ class Noisy(sl.AbstractRule):
 
     over = "matrix"
 
-    def begin(self, now, state):
-        now.key = jax.random.key(0)
+    def begin(self, state):
+        self.key = jax.random.key(0)
 
-    def measure(self, now, g, leaf):
+    def measure(self, g, leaf):
         return {"square": jnp.sum(g**2)}
 
-    def finish(self, now, sums, state):
-        now.size = jnp.sqrt(sums.square)
+    def finish(self, sums, state):
+        self.size = jnp.sqrt(sums["square"])
 
-    def direction(self, now, g, leaf):
-        return g / now.size + jax.random.normal(now.key, g.shape)
+    def direction(self, g, leaf):
+        return g / self.size + jax.random.normal(self.key, g.shape)
 
 
 @pytest.mark.slow

@@ -288,12 +288,17 @@ class NeverDue(sl.AbstractRule):
     def init(self, params):
         return Kept(self.for_each_matrix(params, lambda n, m, dtype: (jnp.zeros((n, n), dtype),)))
 
-    def direction(self, now, g, leaf):
+    def direction(self, g, leaf):
         return g
 
 
 class Misnamed(NeverDue):
     refreshes = ("roots",)
+
+
+class Misspelt(NeverDue):
+    def advance(self, g, leaf):
+        leaf.factor = g
 
 
 def refreshed(tx):
@@ -312,7 +317,9 @@ def test_declarations_of_rules():
         class Bad(sl.AbstractRule):
             needs = "params"
 
-    with refused(TypeError, "NeverDue … `begin`", "`now.due` … `state.age % 10 == 0`"):
+    with refused(TypeError, "NeverDue … `begin`", "`self.due` … `state.age % 10 == 0`"):
         refreshed(NeverDue())
     with refused(TypeError, "Misnamed.refreshes names 'roots'", "`sl.fields.per_param()`"):
         refreshed(Misnamed())
+    with refused(AttributeError, "no field 'factor' … are: 'factors'", "`self.factor = ...`"):
+        refreshed(Misspelt())

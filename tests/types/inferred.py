@@ -110,3 +110,22 @@ def loop(model: dict[str, Any], opt: sl.Optimizer) -> dict[str, Any]:
     # dict[str, Any]
     reveal_type(model)
     return model
+
+
+class LastState(eqx.Module):
+    last: Array
+
+
+class Last(sl.AbstractRule[LastState]):
+    share: sl.fields.Number = sl.fields.hyperparameter(0.5)
+
+    def begin(self, state):
+        self.rest = 1 - self.share
+
+    def direction(self, g, leaf):
+        # Array
+        reveal_type(self.rest * leaf.last + self.p)
+        # error
+        leaf.lats = g
+        # error
+        return self.rets * g

@@ -78,7 +78,7 @@ class LastState(eqx.Module):
 
 
 class Repeat(sl.AbstractTransform[LastState]):
-    share: sl.Hyperparameter = sl.fields.hyperparameter(0.5)
+    share: sl.fields.Number = sl.fields.hyperparameter(0.5)
 
     def init(self, params: sl.Params) -> LastState:
         return LastState(sl.tree.zeros_like(params))

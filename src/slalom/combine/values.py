@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
 from .. import tree
-from .._core.fields.declare import Hyperparameter, hyperparameter
+from .._core.fields.declare import Hyperparameter, Number, hyperparameter
 from .._core.fields.keys import as_key_data, fresh_key_data, key_field
 from .._core.state.marks import until_reset
 from ..tree.dtypes import canonical_float
@@ -88,9 +88,9 @@ class ReLoBRaLo(AbstractCombination):
         Learning](https://arxiv.org/abs/2110.09813), 2021"
     """
 
-    alpha: Hyperparameter = hyperparameter(within="[0, 1]")
-    temperature: Hyperparameter = hyperparameter(within="(0, inf)")
-    rho: Hyperparameter = hyperparameter(within="[0, 1]")
+    alpha: Number = hyperparameter(within="[0, 1]")
+    temperature: Number = hyperparameter(within="(0, inf)")
+    rho: Number = hyperparameter(within="[0, 1]")
     key: Any = key_field(default=0)
     implementation: Any = eqx.field(default=None, static=True, init=False)
 

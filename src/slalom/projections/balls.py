@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from .. import tree
-from .._core.fields.declare import Hyperparameter, hyperparameter
+from .._core.fields.declare import Number, hyperparameter
 from .._core.text.printing import code
 from ..tree.dtypes import sum_dtype
 from ..tree.paths import dotted
@@ -42,7 +42,7 @@ class simplex(AbstractProjection):
 
     compares: ClassVar[bool] = True
 
-    scale: Hyperparameter = hyperparameter(1.0, within="(0, inf)")
+    scale: Number = hyperparameter(1.0, within="(0, inf)")
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
         return _to_simplex(x, now.scale)
@@ -61,7 +61,7 @@ class l1_sphere(AbstractProjection):
     - `scale`: the radius, > 0. Defaults to 1.
     """
 
-    scale: Hyperparameter = hyperparameter(1.0, within="(0, inf)")
+    scale: Number = hyperparameter(1.0, within="(0, inf)")
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
         phase, size = _polar_tree(x)
@@ -81,7 +81,7 @@ class l1_ball(AbstractProjection):
         dimensions](https://doi.org/10.1145/1390156.1390191), 2008"
     """
 
-    scale: Hyperparameter = hyperparameter(1.0, within="(0, inf)")
+    scale: Number = hyperparameter(1.0, within="(0, inf)")
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
         phase, size = _polar_tree(x)
@@ -99,7 +99,7 @@ class l2_sphere(AbstractProjection):
     - `scale`: the radius, > 0. Defaults to 1.
     """
 
-    scale: Hyperparameter = hyperparameter(1.0, within="(0, inf)")
+    scale: Number = hyperparameter(1.0, within="(0, inf)")
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
         size = tree.global_norm(x)
@@ -187,7 +187,7 @@ class l2_ball(AbstractProjection):
     ```
     """
 
-    scale: Hyperparameter = hyperparameter(1.0, within="(0, inf)")
+    scale: Number = hyperparameter(1.0, within="(0, inf)")
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
         size = tree.global_norm(x)
@@ -205,7 +205,7 @@ class linf_ball(AbstractProjection):
     - `scale`: the radius, ≥ 0. Defaults to 1.
     """
 
-    scale: Hyperparameter = hyperparameter(1.0, within="[0, inf)")
+    scale: Number = hyperparameter(1.0, within="[0, inf)")
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
         def rule(now, x):

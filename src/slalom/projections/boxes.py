@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import tree
-from .._core.fields.declare import Hyperparameter, hyperparameter
+from .._core.fields.declare import Hyperparameter, Number, hyperparameter
 from .._core.text.printing import shortest
 from ..tree.paths import dotted
 from ..tree.types import PyTree, Tracer
@@ -81,7 +81,7 @@ class hypercube(_AbstractBox):
     - `scale`: the length of an edge, ≥ 0. Defaults to 1.
     """
 
-    scale: Hyperparameter = hyperparameter(1.0, within="[0, inf)")
+    scale: Number = hyperparameter(1.0, within="[0, inf)")
 
     def __init__(self, scale: Hyperparameter = 1.0):
         shape = getattr(scale, "shape", ())

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from .. import tree
-from .._core.fields.declare import Hyperparameter, hyperparameter
+from .._core.fields.declare import Number, hyperparameter
 from ..tree.paths import dotted
 from ..tree.types import PyTree
 from ._projection import AbstractProjection, leaves_like
@@ -47,7 +47,7 @@ class hyperplane(AbstractProjection):
     """
 
     a: PyTree
-    b: Hyperparameter = hyperparameter()
+    b: Number = hyperparameter()
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
         a, factor = _normal("hyperplane.a", self.a, x)
@@ -69,7 +69,7 @@ class halfspace(AbstractProjection):
     """
 
     a: PyTree
-    b: Hyperparameter = hyperparameter()
+    b: Number = hyperparameter()
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
         a, factor = _normal("halfspace.a", self.a, x)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Real
 
-from .._core.fields.declare import Hyperparameter, hyperparameter
+from .._core.fields.declare import Number, hyperparameter
 from .._core.fields.schedule import AbstractSchedule
 from ..tree.dtypes import as_canonical, canonical_float
 from ..tree.types import Scalar, Step
@@ -45,7 +45,7 @@ class power_average(AbstractSchedule):
         Models](https://arxiv.org/abs/2312.02696), 2024"
     """
 
-    sigma_rel: Hyperparameter = hyperparameter(within=f"(0, {LARGEST}]")
+    sigma_rel: Number = hyperparameter(within=f"(0, {LARGEST}]")
 
     def __call__(self, step: Step) -> Scalar:
         n = jnp.asarray(step, jnp.int32).astype(canonical_float())

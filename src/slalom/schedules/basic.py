@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from .._core.fields.declare import Hyperparameter, hyperparameter, steps
+from .._core.fields.declare import Number, hyperparameter, steps
 from .._core.fields.schedule import AbstractSchedule
 from ..tree.dtypes import as_canonical
 from ..tree.means import log_of_decay
@@ -18,7 +18,7 @@ class constant(AbstractSchedule):
     - `value`: the value.
     """
 
-    value: Hyperparameter = hyperparameter()
+    value: Number = hyperparameter()
 
     def __call__(self, step: Step) -> Scalar:
         del step
@@ -40,8 +40,8 @@ class linear(AbstractSchedule):
     - `transition_begin`: the step at which the transition begins, ≥ 0.
     """
 
-    init_value: Hyperparameter = hyperparameter()
-    end_value: Hyperparameter = hyperparameter()
+    init_value: Number = hyperparameter()
+    end_value: Number = hyperparameter()
     transition_steps: Step = steps(within="[1, inf)")
     transition_begin: Step = steps(0)
 
@@ -75,8 +75,8 @@ class linear_half_life(AbstractSchedule):
         Older](https://arxiv.org/abs/2409.03137), 2024"
     """
 
-    init_value: Hyperparameter = hyperparameter(within="(0, 1)")
-    end_value: Hyperparameter = hyperparameter(within="(0, 1)")
+    init_value: Number = hyperparameter(within="(0, 1)")
+    end_value: Number = hyperparameter(within="(0, 1)")
     transition_steps: Step = steps(within="[1, inf)")
 
     def __call__(self, step: Step) -> Scalar:
@@ -104,9 +104,9 @@ class polynomial(AbstractSchedule):
     - `transition_begin`: the step at which the transition begins, ≥ 0.
     """
 
-    init_value: Hyperparameter = hyperparameter()
-    end_value: Hyperparameter = hyperparameter()
-    power: Hyperparameter = hyperparameter(within="(0, inf)")
+    init_value: Number = hyperparameter()
+    end_value: Number = hyperparameter()
+    power: Number = hyperparameter(within="(0, inf)")
     transition_steps: Step = steps(within="[1, inf)")
     transition_begin: Step = steps(0)
 

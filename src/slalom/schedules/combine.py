@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._core.fields.declare import Hyperparameter, hyperparameter, steps_in_order
+from .._core.fields.declare import Hyperparameter, Number, hyperparameter, steps_in_order
 from .._core.fields.schedule import AbstractSchedule, as_schedule
 from .._core.text.printing import Infix
 from ..tree.dtypes import as_canonical
@@ -87,8 +87,8 @@ class CombinedSchedule(AbstractSchedule):
     """
 
     symbol: str = eqx.field(static=True)
-    left: Hyperparameter = hyperparameter()
-    right: Hyperparameter = hyperparameter()
+    left: Number = hyperparameter()
+    right: Number = hyperparameter()
 
     takes_schedules: ClassVar[bool] = True
 

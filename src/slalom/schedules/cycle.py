@@ -6,7 +6,7 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._core.fields.declare import Hyperparameter, hyperparameter, steps
+from .._core.fields.declare import Number, hyperparameter, steps
 from .._core.fields.schedule import AbstractSchedule
 from ..tree.dtypes import as_canonical, canonical_float
 from ..tree.types import Scalar, Step
@@ -41,11 +41,11 @@ class linear_onecycle(AbstractSchedule):
     """
 
     transition_steps: Step = steps(within="[1, inf)")
-    peak_value: Hyperparameter = hyperparameter()
-    pct_start: Hyperparameter = hyperparameter(0.3, within="[0, 1]")
-    pct_final: Hyperparameter = hyperparameter(0.85, within="[0, 1]")
-    div_factor: Hyperparameter = hyperparameter(25.0, within="(0, inf)")
-    final_div_factor: Hyperparameter = hyperparameter(1e4, within="(0, inf)")
+    peak_value: Number = hyperparameter()
+    pct_start: Number = hyperparameter(0.3, within="[0, 1]")
+    pct_final: Number = hyperparameter(0.85, within="[0, 1]")
+    div_factor: Number = hyperparameter(25.0, within="(0, inf)")
+    final_div_factor: Number = hyperparameter(1e4, within="(0, inf)")
 
     def __check_init__(self):
         start, final = self.pct_start, self.pct_final
@@ -90,10 +90,10 @@ class cosine_onecycle(AbstractSchedule):
     """
 
     transition_steps: Step = steps(within="[1, inf)")
-    peak_value: Hyperparameter = hyperparameter()
-    pct_start: Hyperparameter = hyperparameter(0.3, within="[0, 1]")
-    div_factor: Hyperparameter = hyperparameter(25.0, within="(0, inf)")
-    final_div_factor: Hyperparameter = hyperparameter(1e4, within="(0, inf)")
+    peak_value: Number = hyperparameter()
+    pct_start: Number = hyperparameter(0.3, within="[0, 1]")
+    div_factor: Number = hyperparameter(25.0, within="(0, inf)")
+    final_div_factor: Number = hyperparameter(1e4, within="(0, inf)")
 
     def __call__(self, step: Step) -> Scalar:
         total, peak = as_step(self.transition_steps), as_canonical(self.peak_value)

@@ -5,7 +5,7 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._core.fields.declare import Hyperparameter, hyperparameter, steps
+from .._core.fields.declare import Number, OptionalNumber, hyperparameter, steps
 from .._core.fields.schedule import AbstractSchedule
 from ..tree.dtypes import as_canonical, canonical_float
 from ..tree.types import Scalar, Step
@@ -32,12 +32,12 @@ class exponential_decay(AbstractSchedule):
     Differs from Optax: a `decay_rate` of 0 is an error, not a constant schedule.
     """
 
-    init_value: Hyperparameter = hyperparameter()
+    init_value: Number = hyperparameter()
     transition_steps: Step = steps(within="[1, inf)")
-    decay_rate: Hyperparameter = hyperparameter(within="(0, inf)")
+    decay_rate: Number = hyperparameter(within="(0, inf)")
     transition_begin: Step = steps(0)
     staircase: bool = eqx.field(default=False, static=True)
-    end_value: Hyperparameter | None = hyperparameter(None)
+    end_value: OptionalNumber = hyperparameter(None)
 
     def __call__(self, step: Step) -> Scalar:
         return exponential(self, self.init_value, as_step(step))
@@ -58,10 +58,10 @@ class cosine_decay(AbstractSchedule):
     ??? cite "Loshchilov & Hutter, [SGDR](https://arxiv.org/abs/1608.03983), 2016"
     """
 
-    init_value: Hyperparameter = hyperparameter()
+    init_value: Number = hyperparameter()
     decay_steps: Step = steps(within="[1, inf)")
-    alpha: Hyperparameter = hyperparameter(0.0)
-    exponent: Hyperparameter = hyperparameter(1.0, within="(0, inf)")
+    alpha: Number = hyperparameter(0.0)
+    exponent: Number = hyperparameter(1.0, within="(0, inf)")
 
     def __call__(self, step: Step) -> Scalar:
         weights = power(cosine(fractions(step, self.decay_steps)), self.exponent)

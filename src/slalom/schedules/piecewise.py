@@ -6,7 +6,7 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._core.fields.declare import Hyperparameter, check_number, check_step, hyperparameter
+from .._core.fields.declare import Hyperparameter, Number, check_number, check_step, hyperparameter
 from .._core.fields.schedule import AbstractSchedule
 from .._core.text.printing import AbstractPrinted, Entries
 from ..tree.dtypes import as_canonical
@@ -62,7 +62,7 @@ class piecewise_constant(AbstractSchedule):
     ```
     """
 
-    init_value: Hyperparameter = hyperparameter()
+    init_value: Number = hyperparameter()
     boundaries_and_scales: BoundariesAndScales = eqx.field(default=None, converter=_converted)
 
     def __call__(self, step: Step) -> Scalar:
@@ -93,7 +93,7 @@ class piecewise_interpolate(AbstractSchedule):
     """
 
     interpolate_type: str = eqx.field(static=True)
-    init_value: Hyperparameter = hyperparameter()
+    init_value: Number = hyperparameter()
     boundaries_and_scales: BoundariesAndScales = eqx.field(default=None, converter=_converted)
 
     def __check_init__(self):

@@ -6,7 +6,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from .._core.fields.declare import Hyperparameter, hyperparameter, steps
+from .._core.fields.declare import Number, hyperparameter, steps
 from .._core.fields.schedule import AbstractStatefulSchedule
 from ..tree.dtypes import as_canonical, canonical_float
 from ..tree.types import Scalar, Step
@@ -64,14 +64,14 @@ class ReduceOnPlateau(AbstractStatefulSchedule):
     - `min_scale`: a lower bound on the value, as a fraction of `init_value`, in [0, 1].
     """
 
-    init_value: Hyperparameter = hyperparameter()
-    factor: Hyperparameter = hyperparameter(0.1, within="(0, 1)")
+    init_value: Number = hyperparameter()
+    factor: Number = hyperparameter(0.1, within="(0, 1)")
     patience: Step = steps(10, within="[1, inf)")
-    rtol: Hyperparameter = hyperparameter(1e-4, within="[0, 1]")
-    atol: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    rtol: Number = hyperparameter(1e-4, within="[0, 1]")
+    atol: Number = hyperparameter(0.0, within="[0, inf)")
     cooldown: Step = steps(0)
     accumulation_size: Step = steps(1, within="[1, inf)")
-    min_scale: Hyperparameter = hyperparameter(0.0, within="[0, 1]")
+    min_scale: Number = hyperparameter(0.0, within="[0, 1]")
 
     needs: ClassVar[tuple[str, ...]] = ("value",)
 

@@ -3,7 +3,7 @@
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._core.fields.declare import Hyperparameter, hyperparameter, steps
+from .._core.fields.declare import Number, OptionalNumber, hyperparameter, steps
 from .._core.fields.schedule import AbstractSchedule
 from ..tree.dtypes import as_canonical, canonical_float
 from ..tree.types import Scalar, Step
@@ -32,8 +32,8 @@ class warmup_constant(AbstractSchedule):
     Differs from Optax: with `warmup_steps=0` the value is `peak_value`, not `init_value`.
     """
 
-    init_value: Hyperparameter = hyperparameter()
-    peak_value: Hyperparameter = hyperparameter()
+    init_value: Number = hyperparameter()
+    peak_value: Number = hyperparameter()
     warmup_steps: Step = steps()
 
     def __call__(self, step: Step) -> Scalar:
@@ -57,12 +57,12 @@ class warmup_cosine_decay(AbstractSchedule):
     ??? cite "Loshchilov & Hutter, [SGDR](https://arxiv.org/abs/1608.03983), 2016"
     """
 
-    init_value: Hyperparameter = hyperparameter()
-    peak_value: Hyperparameter = hyperparameter()
+    init_value: Number = hyperparameter()
+    peak_value: Number = hyperparameter()
     warmup_steps: Step = steps()
     decay_steps: Step = steps(within="[1, inf)")
-    end_value: Hyperparameter = hyperparameter(0.0)
-    exponent: Hyperparameter = hyperparameter(1.0, within="(0, inf)")
+    end_value: Number = hyperparameter(0.0)
+    exponent: Number = hyperparameter(1.0, within="(0, inf)")
 
     def __check_init__(self):
         warmup, decay = self.warmup_steps, self.decay_steps
@@ -104,14 +104,14 @@ class warmup_exponential_decay(AbstractSchedule):
     Differs from Optax: a `decay_rate` of 0 is an error, not a constant schedule.
     """
 
-    init_value: Hyperparameter = hyperparameter()
-    peak_value: Hyperparameter = hyperparameter()
+    init_value: Number = hyperparameter()
+    peak_value: Number = hyperparameter()
     warmup_steps: Step = steps()
     transition_steps: Step = steps(within="[1, inf)")
-    decay_rate: Hyperparameter = hyperparameter(within="(0, inf)")
+    decay_rate: Number = hyperparameter(within="(0, inf)")
     transition_begin: Step = steps(0)
     staircase: bool = eqx.field(default=False, static=True)
-    end_value: Hyperparameter | None = hyperparameter(None)
+    end_value: OptionalNumber = hyperparameter(None)
 
     def __call__(self, step: Step) -> Scalar:
         step, warmup = as_step(step), as_step(self.warmup_steps)
@@ -139,12 +139,12 @@ class warmup_stable_decay(AbstractSchedule):
         durations](https://arxiv.org/abs/2405.18392), 2024"
     """
 
-    init_value: Hyperparameter = hyperparameter()
-    peak_value: Hyperparameter = hyperparameter()
+    init_value: Number = hyperparameter()
+    peak_value: Number = hyperparameter()
     warmup_steps: Step = steps()
     stable_steps: Step = steps()
     decay_steps: Step = steps(within="[1, inf)")
-    end_value: Hyperparameter = hyperparameter(0.0)
+    end_value: Number = hyperparameter(0.0)
     decay_type: str = eqx.field(default="linear", static=True)
 
     def __check_init__(self):
@@ -178,8 +178,8 @@ class inverse_sqrt(AbstractSchedule):
     ??? cite "Vaswani et al., [Attention is all you need](https://arxiv.org/abs/1706.03762), 2017"
     """
 
-    init_value: Hyperparameter = hyperparameter()
-    peak_value: Hyperparameter = hyperparameter()
+    init_value: Number = hyperparameter()
+    peak_value: Number = hyperparameter()
     warmup_steps: Step = steps()
     timescale: Step | None = steps(None, within="[1, inf)")
 

@@ -280,12 +280,12 @@ class NormOf(eqx.Module):
 
     ```python
     >>> class Unit(sl.AbstractRule):
-    ...     def measure(self, now, g, leaf):
+    ...     def measure(self, g, leaf):
     ...         return {"norm": sl.tree.NormOf(g)}
-    ...     def finish(self, now, sums, state):
-    ...         now.inverse = 1 / sums.norm
-    ...     def direction(self, now, g, leaf):
-    ...         return now.inverse * g
+    ...     def finish(self, sums, state):
+    ...         self.inverse = 1 / sums["norm"]
+    ...     def direction(self, g, leaf):
+    ...         return self.inverse * g
     >>> Unit().update({"w": jnp.array([3e-30]), "b": jnp.array([4e-30])}, None)[0]
     {'b': Array([0.8], dtype=float32), 'w': Array([0.6], dtype=float32)}
 

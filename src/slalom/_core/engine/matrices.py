@@ -3,7 +3,6 @@
 import functools
 import math
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
 
 import equinox as eqx
@@ -19,6 +18,7 @@ from ...tree.types import Params
 from ...where.layout import Layout, Matrix, layouts
 from ..state.marks import params_like_fields
 from ..text.printing import public_name
+from .at_step import Fields, at_step, numbers_at
 from .batches import Batch, batches, is_small, joined
 
 # --- which matrices ---------------------------------------------------------------------------
@@ -141,86 +141,90 @@ def on_automatic_axes(function: Callable[..., Any], like: PyTree, *given: Any) -
 class OneByOne:
     """A rule for matrices as one for leaves: its phases run at each matrix of a leaf."""
 
-    def __init__(self, rule: Any, matrix: Matrix, state: Any):
+    def __init__(self, rule: Any, state: Any):
         self.rule = rule
-        self.matrix = matrix
-        self.as_params = ("p", "grad", *params_like_fields(state))
+        self.matrix: Matrix = rule.plan
+        self.like_params = params_like_fields(state)
         """The fields that are read as matrices. Others have a leading axis of matrices."""
+        self.own: dict[str, Any] = {}
+        """The arrays that `advance` passes to `direction`, with an axis of matrices."""
 
     def read(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """The fields of a leaf with a leading axis of matrices."""
+        """Arrays of a leaf with a leading axis of matrices."""
         return {
-            name: self.matrix.read(x) if name in self.as_params and x is not None else x
+            name: self.matrix.read(x) if name in self.like_params and x is not None else x
             for name, x in fields.items()
-            if name != "plan"
         }
 
     def written(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Undoes `read`."""
-        return {n: self.matrix.write(x) if n in self.as_params else x for n, x in fields.items()}
+        return {n: self.matrix.write(x) if n in self.like_params else x for n, x in fields.items()}
 
-    def seen(self, now: Any, g: Array, fields: dict[str, Any]) -> "Seen":
-        """What `refresh` sees, with a leading axis of matrices."""
-        batch = self.matrix.batch
-        numbers = {
-            name: _keys(x, batch) if is_key(x) else jnp.full(batch, x)
-            for name, x in vars(now).items()
-        }
-        return Seen(self.matrix.read(g), self.read(fields), numbers)
+    def seen(self, g: Array, fields: dict[str, Any]) -> "Seen":
+        """The inputs of `refresh`, with a leading axis of matrices."""
+        arrays, numbers = self._numbers()
+        alike = {name: jnp.full(self.matrix.batch, x) for name, x in numbers.items()}
+        return Seen(self.matrix.read(g), self.read(fields), arrays | alike)
 
-    def advance(self, now: Any, g: Array, leaf: Any) -> None:
+    def advance(self, g: Array, leaf: Any) -> None:
         """As `AbstractRule.advance`."""
         if g.size == 0:
             return
 
-        def one(now: Any, g: Array, fields: dict[str, Any]) -> dict[str, Any]:
-            here = SimpleNamespace(**fields)
-            self.rule.advance(now, g, here)
-            return {name: x for name, x in vars(here).items() if x is not fields.get(name)}
+        def one(rule: Any, g: Array, leaf: Fields) -> tuple[dict[str, Any], dict[str, Any]]:
+            numbers, fields = dict(numbers_at(rule)), dict(vars(leaf))
+            rule.advance(g, leaf)
+            return _changes(numbers, numbers_at(rule)), _changes(fields, vars(leaf))
 
-        new = _each(one, now, self.matrix.read(g), self.read(vars(leaf)))
+        self.own, new = self._each(one, g, leaf)
         for name, x in self.written(new).items():
             setattr(leaf, name, x)
 
-    def measure(self, now: Any, g: Array, leaf: Any) -> dict[str, Any]:
+    def measure(self, g: Array, leaf: Any) -> dict[str, Any]:
         """As `AbstractRule.measure`: the sums over the matrices of a leaf."""
-        return self._summed(self.rule.measure, now, g, leaf)
+        return self._summed("measure", g, leaf)
 
-    def reduce(self, now: Any, g: Array, leaf: Any) -> dict[str, Any]:
+    def reduce(self, g: Array, leaf: Any) -> dict[str, Any]:
         """As `AbstractRule.reduce`."""
-        return self._summed(self.rule.reduce, now, g, leaf)
+        return self._summed("reduce", g, leaf)
 
-    def _summed(self, phase: Any, now: Any, g: Array, leaf: Any) -> dict[str, Any]:
-        def one(now: Any, g: Array, fields: dict[str, Any]) -> dict[str, Any]:
-            return phase(now, g, SimpleNamespace(**fields))
-
-        found = _each(one, now, self.matrix.read(g), self.read(vars(leaf)))
+    def _summed(self, phase: str, g: Array, leaf: Any) -> dict[str, Any]:
+        found = self._each(lambda rule, g, leaf: getattr(rule, phase)(g, leaf), g, leaf)
         return {
             # The norm is that of all matrices of the leaf.
             name: x if isinstance(x, tree.NormOf) else jnp.sum(x, axis=0)
             for name, x in found.items()
         }
 
-    def direction(self, now: Any, g: Array, leaf: Any) -> Array:
+    def direction(self, g: Array, leaf: Any) -> Array:
         """As `AbstractRule.direction`."""
         if g.size == 0:
             return g
+        return self.matrix.write(self._each(lambda rule, g, leaf: rule.direction(g, leaf), g, leaf))
 
-        def one(now: Any, g: Array, fields: dict[str, Any]) -> Array:
-            return self.rule.direction(now, g, SimpleNamespace(**fields))
+    def _each(self, phase: Callable[[Any, Array, Fields], Any], g: Array, leaf: Any) -> Any:
+        """`phase(rule, g, leaf)` at each matrix."""
+        arrays, numbers = self._numbers()
 
-        return self.matrix.write(_each(one, now, self.matrix.read(g), self.read(vars(leaf))))
+        def one(arrays: dict[str, Any], g: Array, fields: dict[str, Any]) -> Any:
+            return phase(at_step(self.rule, numbers | arrays), g, Fields(**fields))
+
+        # Also for one matrix: without its axis, XLA keeps copies of the gradients.
+        return jax.vmap(one)(arrays | self.own, self.matrix.read(g), self.read(vars(leaf)))
+
+    def _numbers(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The attributes of the rule at this step that each matrix has its own entry of, and the
+        others."""
+        numbers = {n: x for n, x in numbers_at(self.rule).items() if n != "plan"}
+        arrays = {n: _keys(x, self.matrix.batch) for n, x in numbers.items() if is_key(x)}
+        for name in ("p", "grad"):
+            if numbers.get(name) is not None:
+                arrays[name] = self.matrix.read(numbers[name])
+        return arrays, {n: x for n, x in numbers.items() if n not in arrays}
 
 
-def _each(function: Callable[..., Any], now: Any, g: Array, fields: Any) -> Any:
-    """`function(now, g, fields)` for each matrix."""
-    keys = {name: _keys(x, len(g)) for name, x in vars(now).items() if is_key(x)}
-
-    def one(keys: dict[str, Any], g: Array, fields: Any) -> Any:
-        return function(SimpleNamespace(**(vars(now) | keys)), g, fields)
-
-    # Also for one matrix: without its axis, XLA keeps copies of the gradients.
-    return jax.vmap(one)(keys, g, fields)
+def _changes(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    return {name: x for name, x in new.items() if name not in old or x is not old[name]}
 
 
 def _of_single(function: Callable[..., Any], *stacks: Any) -> Any:
@@ -257,12 +261,13 @@ def _keys(key: Array, number: int) -> Array:
 
 
 class Seen(NamedTuple):
-    """What `refresh` sees of a leaf. For a rule for matrices, all have a leading axis of them."""
+    """The inputs of `refresh` at a leaf. For a rule over matrices, all have an axis of them in
+    front."""
 
     g: Array
     fields: dict[str, Any]
     numbers: dict[str, Any]
-    """The numbers of this leaf. Those that all leaves have in common are apart."""
+    """The attributes of the rule at this leaf, without those that all leaves have in common."""
 
 
 See: TypeAlias = Callable[..., Seen]
@@ -294,9 +299,9 @@ def refreshed(
 
     def at_leaf(common: dict[str, Any], plan: Any, seen: Seen) -> dict[str, Any]:
         dtype = tree.real_dtype(seen.g.dtype)
-        now = {name: cast(x, dtype) if is_number(x) else x for name, x in common.items()}
-        leaf = SimpleNamespace(**seen.fields, plan=plan)
-        rule.refresh(SimpleNamespace(**now, **seen.numbers), seen.g, leaf)
+        numbers = {name: cast(x, dtype) if is_number(x) else x for name, x in common.items()}
+        leaf = Fields(**seen.fields)
+        at_step(rule, {**numbers, **seen.numbers, "plan": plan}).refresh(seen.g, leaf)
         new = {name: getattr(leaf, name) for name in rule.refreshes}
         if due.ndim == 0:
             return new
@@ -309,7 +314,7 @@ def refreshed(
 
         def store(i: int, new: dict[str, Any], in_turn: bool) -> dict[str, Any]:
             if rule.over == "matrix":
-                new = OneByOne(rule, plans[i], part.state).written(new)
+                new = OneByOne(at_step(rule, {"plan": plans[i]}), part.state).written(new)
             new = tree.cast_like(new, kept[i])
             return new if in_turn else _in_place_of(kept[i], new)
 
@@ -337,7 +342,7 @@ def not_refreshed(who: str, unknown: list[str]) -> str:
             "the parameters. Mark the field with `sl.fields.per_param()`."
         )
     return (
-        f"{who} has a `refresh`, and its `begin` does not say when it is due. Set `now.due` there, "
+        f"{who} has a `refresh`, and its `begin` does not say when it is due. Set `self.due` there "
         "to a bool array such as `state.age % 10 == 0`."
     )
 

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import jax
@@ -14,6 +13,7 @@ from ... import tree
 from ...tree.dtypes import accumulation_dtype, cast, in_precision_of, real_dtype
 from ...tree.types import Scalar
 from ..protocol.parts import Part
+from .at_step import Fields, at_step, numbers_at
 from .matrices import OneByOne, Seen, is_number
 
 Store: TypeAlias = Callable[[str, Any], Any]
@@ -32,7 +32,7 @@ class Sums:
         self._found, self._again, self._dtype = found, again, dtype
         self._totals: dict[str, Scalar] = {}
 
-    def __getattr__(self, name: str) -> Scalar:
+    def __getitem__(self, name: str) -> Scalar:
         if name not in self._totals:  # the next time, no second conditional
             terms = [one[name] for one in self._found]
             if terms and isinstance(terms[0], tree.SumOfSquares):
@@ -73,23 +73,23 @@ def at_leaf(
     u: Array,
     others: dict[str, Array],
     fields: dict[str, Any],
-) -> Iterator[tuple[SimpleNamespace, Array, SimpleNamespace, Callable[[PyTree], PyTree]]]:
-    """What a phase sees: the numbers, the gradient and the leaf, in one precision. And a function
+) -> Iterator[tuple[Any, Array, Fields, Callable[[PyTree], PyTree]]]:
+    """The rule, the gradient and the fields as phases see them, in one precision, and a function
     that brings other arrays to it."""
     shaped = [x for x in fields.values() if isinstance(x, jax.Array | np.ndarray)]
     dtype = accumulation_dtype(*(x.dtype for x in (u, *others.values(), *shaped)))
     real = real_dtype(dtype)
-    now = SimpleNamespace(**{n: cast(x, real) if is_number(x) else x for n, x in numbers.items()})
+    numbers = {n: cast(x, real) if is_number(x) else x for n, x in numbers.items()}
 
     def wide(x: Any) -> Any:
         return jax.tree.map(lambda x: in_precision_of(x, dtype), x)
 
     u, others, fields = wide((u, others, fields))
-    leaf = SimpleNamespace(**fields, **others, plan=plan)
+    rule = at_step(part.module, {**numbers, **others, "plan": plan})
     # Under strict promotion, which users may choose, real times complex would be refused.
     promoting = contextlib.nullcontext() if dtype == real else jax.numpy_dtype_promotion("standard")
     with part.scope(), promoting:
-        yield now, u, leaf, wide
+        yield rule, u, Fields(**fields), wide
 
 
 def phases(
@@ -113,17 +113,17 @@ def phases(
     - `store`: stores a field by its name.
     """
     last = part.module.written_last
-    rule = _at(part, plan)
-    with at_leaf(part, plan, numbers, u, others, fields) as (now, g, leaf, wide):
+    with at_leaf(part, plan, numbers, u, others, fields) as (rule, g, leaf, wide):
+        rule = _over_matrices(part, rule)
         if "advance" in does:
-            old = {name: getattr(leaf, name) for name in fields}
-            rule.advance(now, g, leaf)
-            new = {n: x for n in fields if (x := getattr(leaf, n)) is not old[n]}
+            old = dict(vars(leaf))
+            rule.advance(g, leaf)
+            new = {n: x for n, x in vars(leaf).items() if x is not old[n]}
             first = [x for n, x in new.items() if n not in last]
             for name, x in new.items():
                 value = _written_after(first, x) if name in last else x
                 setattr(leaf, name, wide(store(name, value)))
-        return rule.direction(now, g, leaf) if "direction" in does else None
+        return rule.direction(g, leaf) if "direction" in does else None
 
 
 def seen_by_refresh(
@@ -135,11 +135,11 @@ def seen_by_refresh(
     fields: dict[str, Any],
 ) -> Seen:
     """What `refresh` sees of a leaf."""
-    with at_leaf(part, plan, numbers, u, others, fields) as (now, g, leaf, _):
-        fields = {name: getattr(leaf, name) for name in (*fields, *others)}
+    with at_leaf(part, plan, numbers, u, others, fields) as (rule, g, leaf, _):
         if part.module.over == "matrix":
-            return OneByOne(part.module, plan, part.state).seen(now, g, fields)
-        return Seen(g, fields, vars(now))
+            return OneByOne(rule, part.state).seen(g, vars(leaf))
+        seen = {n: x for n, x in numbers_at(rule).items() if n != "plan"}
+        return Seen(g, vars(leaf), seen)
 
 
 def measured(
@@ -153,42 +153,37 @@ def measured(
     factors: dict[str, Any],
 ) -> Found:
     """What `measure` or `reduce` returns at a leaf; in place of a norm a sum of squares."""
-    with at_leaf(part, plan, numbers, u, others, fields) as (now, g, leaf, _):
-        found = getattr(_at(part, plan), phase)(now, g, leaf)
+    with at_leaf(part, plan, numbers, u, others, fields) as (rule, g, leaf, _):
+        found = getattr(_over_matrices(part, rule), phase)(g, leaf)
         return {
             name: x.squared(factors.get(name)) if isinstance(x, tree.NormOf) else x
             for name, x in found.items()
         }
 
 
-def finish(
-    part: Part,
-    found: Sequence[Found],
-    again: Again,
-    now: SimpleNamespace,
-    state: SimpleNamespace,
-) -> None:
+def finish(rule: Any, part: Part, found: Sequence[Found], again: Again, state: Fields) -> None:
     """Runs `finish`, in a precision in which all sums, the loss and numbers of the state can be
     had.
 
     **Arguments:**
 
-    - `part`: the rule.
+    - `rule`: the rule at this step, which it assigns to.
+    - `part`: the rule, and what it sees.
     - `found`: at each leaf what it has measured.
     - `again`: measures the leaves again, with factors.
-    - `now`, `state`: the numbers of this step and of the state, to which it adds.
+    - `state`: the scalars of the state.
     """
     old = {name: x for name, x in vars(state).items() if _is_float(x)}
     known = [*old.values(), *jax.tree.leaves(found)]
-    if "value" in part.module.needs:
-        known.append(now.value)
+    if "value" in rule.needs:
+        known.append(rule.value)
     dtype = accumulation_dtype(jnp.float32, *(x.dtype for x in known))
-    for name, x in vars(now).items():
-        setattr(now, name, cast(x, dtype) if _is_float(x) else x)
+    for name, x in numbers_at(rule).items():
+        setattr(rule, name, cast(x, dtype) if _is_float(x) else x)
     for name, x in old.items():
         setattr(state, name, cast(x, dtype))
     with part.scope():
-        part.module.finish(now, Sums(found, again, dtype), state)
+        rule.finish(Sums(found, again, dtype), state)
     for name, x in old.items():
         setattr(state, name, cast(getattr(state, name), x.dtype))
 
@@ -197,10 +192,9 @@ def _is_float(x: Any) -> bool:
     return isinstance(x, jax.Array | np.ndarray) and jnp.issubdtype(x.dtype, jnp.floating)
 
 
-def _at(part: Part, plan: Any) -> Any:
+def _over_matrices(part: Part, rule: Any) -> Any:
     """The rule with phases that see a whole leaf."""
-    rule = part.module
-    return OneByOne(rule, plan, part.state) if rule.over == "matrix" else rule
+    return OneByOne(rule, part.state) if rule.over == "matrix" else rule
 
 
 def _written_after(others: list[Array], x: Array) -> Array:

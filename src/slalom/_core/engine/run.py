@@ -12,7 +12,6 @@ import functools
 import operator
 import zlib
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -27,6 +26,7 @@ from ...tree.types import under_jit
 from ..protocol.parts import Part
 from ..protocol.writer import ADD, Writer
 from ..state.marks import PARAM_LIKE, PER_PARAM, SPREAD, children_by_name, marks, with_fields
+from .at_step import Fields, at_step, numbers_at
 from .encoded import (
     as_if_decoded,
     blockwise,
@@ -239,13 +239,13 @@ class _Run:
             if jax.tree.leaves(x) or (x is not None and known[name] != PARAM_LIKE)
         }
         self.structures = dict.fromkeys(self.columns, inside)
-        self.scalars = SimpleNamespace(**{n: x for n, x in children.items() if n not in shaped})
+        self.scalars = Fields(**{n: x for n, x in children.items() if n not in shaped})
         with part.scope():
-            self.now = self.rule.at(context)
+            self.now = at_step(self.rule, vars(self.rule.at(context)))
             if "value" in self.rule.needs:
                 value = self.rule.demand("value", None if context is None else context.value)
                 self.now.value = as_float(value)
-            self.rule.begin(self.now, self.scalars)
+            self.now.begin(self.scalars)
         self.grads: list[Any] = [None] * len(at.leaves)
         if "grad" in needed:
             self.grads = inside.flatten_up_to(needed["grad"])
@@ -253,7 +253,7 @@ class _Run:
         if self.rule.over == "matrix":
             self.plan = matrices(self.rule, self.shapes)
         else:
-            self.plan = self.rule.plan(self.shapes) or (None,) * len(at.leaves)
+            self.plan = self.rule.plans(self.shapes) or (None,) * len(at.leaves)
         self.found: list[Found] = [{} for _ in at.leaves]
         self.passes: list[Callable[..., list[Found]]] = []
         self.divide()
@@ -263,16 +263,21 @@ class _Run:
         """The path of each leaf."""
         return leaf_paths(self.shapes)
 
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The numbers of this step."""
+        return numbers_at(self.now)
+
     def numbers_of(self, n: int) -> dict[str, Any]:
         """The numbers of this step for the leaf at this position."""
         here = {
-            name: self.own[name][n] if name in self.own else x for name, x in vars(self.now).items()
+            name: self.own[name][n] if name in self.own else x for name, x in self.numbers.items()
         }
         return {name: self._own_key(n, x) if is_key(x) else x for name, x in here.items()}
 
     def divide(self) -> None:
         """Gives each leaf its own entry of the numbers of this step that are vectors."""
-        vectors = {name: x for name, x in vars(self.now).items() if x is not None and x.ndim}
+        vectors = {name: x for name, x in self.numbers.items() if x is not None and x.ndim}
         self.own = dict(zip(vectors, entries(list(vectors.values())), strict=True))
 
     def _own_key(self, n: int, key: Any) -> Array:
@@ -319,7 +324,7 @@ class _Run:
             # Otherwise XLA would copy the old state, which the sums still read.
             scalars = jax.tree.leaves(self.found)
             never = functools.reduce(jnp.logical_or, map(tree.false_after, scalars))
-            for name, x in vars(self.now).items():
+            for name, x in self.numbers.items():
                 if x is not None and x.dtype != bool and not is_key(x):
                     setattr(self.now, name, tree.once_known(x, never))
         self.divide()
@@ -337,12 +342,10 @@ class _Run:
             return []
         rule = self.rule
         unknown = [name for name in rule.refreshes if name not in self.columns]
-        if unknown or not hasattr(self.now, "due"):
+        if unknown or "due" not in self.numbers:
             raise TypeError(not_refreshed(type(rule).__name__, unknown))
-        own = {
-            name for name, x in vars(self.now).items() if is_key(x) or (x is not None and x.ndim)
-        }
-        common = {name: x for name, x in vars(self.now).items() if name not in own}
+        own = {name for name, x in self.numbers.items() if is_key(x) or (x is not None and x.ndim)}
+        common = {name: x for name, x in self.numbers.items() if name not in own}
 
         def see(k: int, u: Any, p: Any, grad: Any, fields: Any) -> Seen:
             _, n = at[k]
@@ -371,7 +374,7 @@ class _Run:
             phases = [measure(factors) for measure in self.passes]
             return [functools.reduce(operator.or_, one) for one in zip(*phases, strict=True)]
 
-        finish(self.part, self.found, again, self.now, self.scalars)
+        finish(self.now, self.part, self.found, again, self.scalars)
 
     def _sum(self, phase: str, updates: PyTree, params: Sequence[Any]) -> None:
         leaves = for_sums(jax.tree.leaves(updates, is_leaf=is_encoded))

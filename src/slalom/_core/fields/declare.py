@@ -11,7 +11,7 @@ import itertools
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import equinox as eqx
 import jax
@@ -32,6 +32,28 @@ Hyperparameter: TypeAlias = (
 )
 """The type of a real-valued field: a number, a 0-d array, or a schedule, which is a module of
 `sl.schedules` or any function of the step."""
+
+if not TYPE_CHECKING:
+    Number: TypeAlias = Hyperparameter
+    OptionalNumber: TypeAlias = Hyperparameter | None
+else:
+
+    class Number:
+        """The type of a field that is declared with `hyperparameter`.
+
+        It takes a `Hyperparameter`. For a type checker it is an array when it is read, as in the
+        phases of a rule.
+        """
+
+        def __get__(self, instance: Any, owner: Any) -> Array: ...
+        def __set__(self, instance: Any, value: Hyperparameter) -> None: ...
+
+    class OptionalNumber:
+        """As `Number`, or `None`."""
+
+        def __get__(self, instance: Any, owner: Any) -> Any: ...
+        def __set__(self, instance: Any, value: Hyperparameter | None) -> None: ...
+
 
 _KIND = "slalom.kind"
 _HYPERPARAMETER, _STEPS = "hyperparameter", "steps"
@@ -65,7 +87,7 @@ def hyperparameter(
 
     ```python
     >>> class ScaleByHalfLife(sl.AbstractTransform):
-    ...     half_life: sl.Hyperparameter = sl.fields.hyperparameter(10.0, within="(0, inf)")
+    ...     half_life: sl.fields.Number = sl.fields.hyperparameter(10.0, within="(0, inf)")
     ...     def init(self, params):
     ...         return None
     ...     def update(self, updates, state, params=None, context=None):

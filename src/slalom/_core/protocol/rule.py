@@ -2,14 +2,16 @@
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from jaxtyping import Array, PyTree
 
 from ... import tree
 from ...tree.types import Params, Updates
+from ..engine.at_step import STEP
 from ..engine.matrices import for_each_matrix, on_automatic_axes
+from ..engine.phases import Sums
 from ..engine.run import Leafwise, RuleAt, run_rule
 from .context import Context
 from .parts import Part
@@ -23,14 +25,14 @@ class AbstractRule(AbstractTransform[State]):
     To write one, subclass this, declare the hyperparameters, and write `init` and those phases
     that the rule has:
 
-    | phase | sees | does |
+    | phase | reads | does |
     |---|---|---|
-    | `plan` | the shapes of the parameters | says something static about each leaf |
-    | `begin` | the numbers of this step | adds others, such as bias corrections |
+    | `plans` | the shapes of the parameters | returns something static for each leaf |
+    | `begin` | scalars of the state | computes other numbers, such as bias corrections |
     | `measure` | a gradient and the old state | returns scalars that are summed, and norms |
     | `advance` | a gradient and the old state | assigns the new state |
     | `reduce` | a gradient and the new state | returns scalars that are summed, and norms |
-    | `finish` | all sums | adds numbers computed from them |
+    | `finish` | all sums | computes numbers from them |
     | `refresh` | a gradient and the state | assigns kept factors, in some steps only |
     | `direction` | a gradient and the new state | returns the update |
 
@@ -38,12 +40,12 @@ class AbstractRule(AbstractTransform[State]):
     >>> class MomentumState(eqx.Module):
     ...     mu: object = sl.fields.param_like()
     >>> class Momentum(sl.AbstractRule):
-    ...     b1: sl.Hyperparameter = sl.fields.hyperparameter(0.9)
+    ...     b1: sl.fields.Number = sl.fields.hyperparameter(0.9)
     ...     def init(self, params):
     ...         return MomentumState(sl.tree.first_moment(params))
-    ...     def advance(self, now, g, leaf):
-    ...         leaf.mu = now.b1 * leaf.mu + g
-    ...     def direction(self, now, g, leaf):
+    ...     def advance(self, g, leaf):
+    ...         leaf.mu = self.b1 * leaf.mu + g
+    ...     def direction(self, g, leaf):
     ...         return leaf.mu
     >>> opt = sl.Optimizer(Momentum() | sl.ScaleByLearningRate(0.1), {"w": jnp.ones(2)})
 
@@ -54,16 +56,27 @@ class AbstractRule(AbstractTransform[State]):
     declared, even in the codec of `.store`, and the update is computed from the state as it is
     stored.
 
+    In the phases `self` is a copy of the rule at one step. Its hyperparameters are arrays, with the
+    values of schedules, and other numbers may be assigned to it: later phases read them. It also
+    has these attributes:
+
+    | attribute | is |
+    |---|---|
+    | `self.p` | the parameter, if the rule `needs` `"params"` |
+    | `self.grad` | the gradient of the loss, if it needs `"grad"` |
+    | `self.value` | the loss, if it needs `"value"` |
+    | `self.plan` | the entry of `plans` for this leaf |
+
     Numbers that all leaves share are computed from sums over them:
 
     ```python
     >>> class Unit(sl.AbstractRule):
-    ...     def measure(self, now, g, leaf):
+    ...     def measure(self, g, leaf):
     ...         return {"square": jnp.sum(sl.tree.abs_squared(g))}
-    ...     def finish(self, now, sums, state):
-    ...         now.inverse = 1 / jnp.sqrt(sums.square)
-    ...     def direction(self, now, g, leaf):
-    ...         return now.inverse * g
+    ...     def finish(self, sums, state):
+    ...         self.inverse = 1 / jnp.sqrt(sums["square"])
+    ...     def direction(self, g, leaf):
+    ...         return self.inverse * g
     >>> updates = {"w": jnp.array([3.0]), "b": jnp.array([4.0])}
     >>> Unit().update(updates, None)[0]
     {'b': Array([0.8], dtype=float32), 'w': Array([0.6], dtype=float32)}
@@ -90,6 +103,25 @@ class AbstractRule(AbstractTransform[State]):
     """Whether `refresh` sees the new state of the other fields, before `"direction"`, or the old
     one, before `"advance"`."""
 
+    if TYPE_CHECKING:
+
+        @property
+        def p(self) -> Array: ...
+        @property
+        def grad(self) -> Array: ...
+        @property
+        def value(self) -> Array: ...
+        @property
+        def plan(self) -> Any: ...
+
+    else:  # a type checker would otherwise accept every name
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if STEP in vars(self):
+                vars(self)[STEP][name] = vars(self)[name] = value
+            else:
+                super().__setattr__(name, value)
+
     @property
     def elementwise(self) -> bool:
         return self.over == "number" and not (self.measures or self.reduces or self.refreshes)
@@ -106,8 +138,8 @@ class AbstractRule(AbstractTransform[State]):
 
     # --- the phases -------------------------------------------------------------------------
 
-    def plan(self, params: Params) -> Sequence[Any] | None:
-        """Something static for each leaf, which the phases see as `leaf.plan`.
+    def plans(self, params: Params) -> Sequence[Any] | None:
+        """Something static for each leaf, which the phases read as `self.plan`.
 
         **Arguments:**
 
@@ -118,95 +150,93 @@ class AbstractRule(AbstractTransform[State]):
         del params
         return None
 
-    def begin(self, now: Any, state: Any) -> None:
-        """Adds numbers that are computed from others, and replaces scalars of the state.
+    def begin(self, state: State) -> None:
+        """Computes the numbers of this step from others, and replaces scalars of the state.
+
+        A number that is assigned to `self` may be a scalar, or a vector with an entry for each
+        leaf, of which a leaf reads its own.
 
         **Arguments:**
 
-        - `now`: the hyperparameters at this step, and `now.value`, the loss, if the rule `needs`
-            it. What is added may be a scalar, or a vector with an entry for each leaf, of which a
-            leaf sees its own.
         - `state`: those fields of the state that are not shaped like the parameters, for example
             `age`. What is assigned is the new state.
         """
-        del now, state
+        del state
 
-    def measure(self, now: Any, g: Array, leaf: Any) -> dict[str, Any]:
+    def measure(self, g: Array, leaf: State) -> dict[str, Any]:
         """Measures a leaf before it advances.
 
         **Arguments:**
 
-        - `now`, `g`, `leaf`: as for `advance`.
+        - `g`, `leaf`: as for `advance`.
 
         **Returns:** real scalars by name, or `sl.tree.NormOf(x)`, a norm that neither overflows nor
             underflows. The names are the same for each leaf.
         """
-        del now, g, leaf
+        del g, leaf
         return {}
 
-    def advance(self, now: Any, g: Array, leaf: Any) -> None:
+    def advance(self, g: Array, leaf: State) -> None:
         """Assigns the new state of a leaf.
+
+        Arrays that are assigned to `self` are kept for `direction`, unless the rule has a `reduce`
+        or a `refresh` in between.
 
         **Arguments:**
 
-        - `now`: the numbers of this step.
         - `g`: the gradient.
-        - `leaf`: the old state by field. What is assigned to a field is stored; other attributes
-            are kept for `direction`, unless the rule has a `reduce`. `leaf.plan` is what `plan`
-            says about it. If the rule `needs` `"params"`, `leaf.p` is the parameter; if it needs
-            `"grad"`, `leaf.grad` is the gradient of the loss.
+        - `leaf`: the old state by field. What is assigned to a field is stored.
         """
-        del now, g, leaf
+        del g, leaf
 
-    def reduce(self, now: Any, g: Array, leaf: Any) -> dict[str, Any]:
+    def reduce(self, g: Array, leaf: State) -> dict[str, Any]:
         """Measures a leaf after it has advanced.
 
         **Arguments:**
 
-        - `now`, `g`, `leaf`: as for `advance`. `leaf` has the new state, as it is stored.
+        - `g`, `leaf`: as for `advance`. `leaf` has the new state, as it is stored.
 
         **Returns:** as for `measure`, under other names.
         """
-        del now, g, leaf
+        del g, leaf
         return {}
 
-    def finish(self, now: Any, sums: Any, state: Any) -> None:
-        """Adds numbers that are computed from sums over all leaves, and replaces scalars of the
-        state.
+    def finish(self, sums: Sums, state: State) -> None:
+        """Computes numbers from sums over all leaves, and replaces scalars of the state.
 
         It runs as soon as all sums are known: after `reduce`, or before `advance` if the rule only
         has a `measure`. All its numbers have the dtype of the sums, at least float32.
 
         **Arguments:**
 
-        - `now`, `state`: as for `begin`.
-        - `sums`: `sums.name` is the sum of what `measure` or `reduce` has returned under this name
-            at each leaf, or the norm of all leaves together; 0 without leaves. `sums.each("name")`
-            is a vector with what each leaf has returned. Ask for several norms in one call,
-            `sums.each("u", "p")`: each call makes a conditional.
+        - `sums`: `sums["name"]` is the sum of what `measure` or `reduce` has returned under this
+            name at each leaf, or the norm of all leaves together; 0 without leaves.
+            `sums.each("name")` is a vector with what each leaf has returned. Ask for several norms
+            in one call, `sums.each("u", "p")`: each call makes a conditional.
+        - `state`: as for `begin`.
         """
-        del now, sums, state
+        del sums, state
 
-    def refresh(self, now: Any, g: Array, leaf: Any) -> None:
-        """Assigns the fields in `refreshes`, in steps in which `now.due` is true.
+    def refresh(self, g: Array, leaf: State) -> None:
+        """Assigns the fields in `refreshes`, in steps in which `self.due` is true.
 
         It runs for all leaves in one conditional, so the steps in between pay nothing for it. Small
-        matrices of equal shape are then processed together. `begin` sets `now.due`: a bool, or one
+        matrices of equal shape are then processed together. `begin` sets `self.due`: a bool, or one
         for each leaf.
 
         **Arguments:**
 
-        - `now`, `g`, `leaf`: as for `advance`. What is assigned to other fields is dropped.
+        - `g`, `leaf`: as for `advance`. What is assigned to other fields is dropped.
         """
-        del now, g, leaf
+        del g, leaf
 
     @abc.abstractmethod
-    def direction(self, now: Any, g: Array, leaf: Any) -> Array:
+    def direction(self, g: Array, leaf: State) -> Array:
         """The update of a leaf.
 
         **Arguments:**
 
-        - `now`, `g`, `leaf`: as for `advance`. `leaf` has the new state, as it is stored.
+        - `g`, `leaf`: as for `advance`. `leaf` has the new state, as it is stored.
 
         **Returns:** the update.
         """

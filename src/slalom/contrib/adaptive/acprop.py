@@ -5,7 +5,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.fields.declare import Hyperparameter, Number, hyperparameter
 from ..._core.protocol.chain import chain
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.advice import advise_keywords
@@ -38,29 +38,29 @@ class ScaleByAcprop(AbstractAdam):
         Methods](https://arxiv.org/abs/2110.05454), 2021"
     """
 
-    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
-    b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)")
-    eps: Hyperparameter = hyperparameter(1e-16, within="[0, inf)")
-    eps_root: Hyperparameter = hyperparameter(1e-16, within="[0, inf)")
+    b1: Number = hyperparameter(0.9, within="[0, 1)")
+    b2: Number = hyperparameter(0.999, within="[0, 1)")
+    eps: Number = hyperparameter(1e-16, within="[0, inf)")
+    eps_root: Number = hyperparameter(1e-16, within="[0, inf)")
 
     wide_mean: ClassVar[bool] = True
 
-    def begin(self, now, state):
-        now.c1, now.c2 = 1 - now.b1, 1 - now.b2
-        now.first = state.age == 0
-        now.nu_scale = tree.bias_correction(now.b2, jnp.maximum(state.age, 1))
+    def begin(self, state):
+        self.c1, self.c2 = 1 - self.b1, 1 - self.b2
+        self.first = state.age == 0
+        self.nu_scale = tree.bias_correction(self.b2, jnp.maximum(state.age, 1))
         state.age = tree.increment(state.age)
 
-    def advance(self, now, g, leaf):
+    def advance(self, g, leaf):
         # XLA copies the old mean of squares: from the new one it would have lost digits.
-        divisor = tree.root(tree.positive(leaf.nu) * now.nu_scale) + now.eps
-        leaf.divided = g / jnp.where(now.first, 1, divisor)
-        leaf.mu = now.b1 * leaf.mu + now.c1 * g
+        divisor = tree.root(tree.positive(leaf.nu) * self.nu_scale) + self.eps
+        self.divided = g / jnp.where(self.first, 1, divisor)
+        leaf.mu = self.b1 * leaf.mu + self.c1 * g
         square = tree.bounded_square(g - leaf.mu)
-        leaf.nu = now.b2 * leaf.nu + (now.c2 * square + now.eps_root)
+        leaf.nu = self.b2 * leaf.nu + (self.c2 * square + self.eps_root)
 
-    def direction(self, now, g, leaf):
-        return leaf.divided
+    def direction(self, g, leaf):
+        return self.divided
 
 
 @advise_keywords

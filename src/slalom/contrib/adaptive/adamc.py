@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.fields.declare import Hyperparameter, Number, hyperparameter
 from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
@@ -32,23 +32,23 @@ class ScaleByLearningRateWithCorrectedDecay(AbstractRule[None]):
         Training](https://arxiv.org/abs/2506.02285), 2025"
     """
 
-    learning_rate: Hyperparameter = hyperparameter()
-    max_learning_rate: Hyperparameter = hyperparameter(within="(0, inf)")
-    weight_decay: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    learning_rate: Number = hyperparameter()
+    max_learning_rate: Number = hyperparameter(within="(0, inf)")
+    weight_decay: Number = hyperparameter(0.0, within="[0, inf)")
     decay_where: Where | None = where_field()
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
     sets_learning_rate: ClassVar[bool] = True
     update_sign: ClassVar[int | None] = -1
 
-    def plan(self, params):
+    def plans(self, params):
         return decay_mask(self.decay_where, params)
 
-    def begin(self, now, state):
-        now.decay = now.weight_decay * (now.learning_rate / now.max_learning_rate)
+    def begin(self, state):
+        self.decay = self.weight_decay * (self.learning_rate / self.max_learning_rate)
 
-    def direction(self, now, g, leaf):
-        return -now.learning_rate * (g + now.decay * leaf.p if leaf.plan else g)
+    def direction(self, g, leaf):
+        return -self.learning_rate * (g + self.decay * self.p if self.plan else g)
 
 
 @advise_keywords

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.fields.declare import Hyperparameter, Number, dtype_field, hyperparameter
 from ..._core.protocol.chain import chain
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.advice import advise_keywords
-from ...rules.adaptive._adam import AbstractAdam, begin_adam
+from ...rules.adaptive._adam import AbstractAdam
 from ...rules.shaping.decay import decayed_descent
 from ...where.resolve import WhereLike
 
@@ -37,21 +37,21 @@ class ScaleByLaprop(AbstractAdam):
         Adam](https://arxiv.org/abs/2002.04839), 2020"
     """
 
-    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
-    b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)")
-    eps: Hyperparameter = hyperparameter(1e-15, within="[0, inf)")
+    b1: Number = hyperparameter(0.9, within="[0, 1)")
+    b2: Number = hyperparameter(0.999, within="[0, 1)")
+    eps: Number = hyperparameter(1e-15, within="[0, inf)")
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
-    def begin(self, now, state):
-        begin_adam(now, state)
+    def begin(self, state):
+        self._correct_biases(state)
 
-    def advance(self, now, g, leaf):
-        leaf.nu = now.b2 * leaf.nu + now.c2 * tree.bounded_square(g)
-        divisor = tree.root(tree.positive(leaf.nu) * now.nu_scale) + now.eps
-        leaf.mu = now.b1 * leaf.mu + now.c1 * (g / divisor)
+    def advance(self, g, leaf):
+        leaf.nu = self.b2 * leaf.nu + self.c2 * tree.bounded_square(g)
+        divisor = tree.root(tree.positive(leaf.nu) * self.nu_scale) + self.eps
+        leaf.mu = self.b1 * leaf.mu + self.c1 * (g / divisor)
 
-    def direction(self, now, g, leaf):
-        return now.mu_scale * leaf.mu
+    def direction(self, g, leaf):
+        return self.mu_scale * leaf.mu
 
 
 @advise_keywords

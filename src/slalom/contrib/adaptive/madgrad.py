@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.fields.declare import Hyperparameter, Number, hyperparameter
 from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
@@ -54,9 +54,9 @@ class ScaleByMadgrad(AbstractRule[ScaleByMadgradState]):
         2021"
     """
 
-    learning_rate: Hyperparameter = hyperparameter(within="[0, inf)")
-    momentum: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
-    eps: Hyperparameter = hyperparameter(1e-6, within="[0, inf)")
+    learning_rate: Number = hyperparameter(within="[0, inf)")
+    momentum: Number = hyperparameter(0.9, within="[0, 1)")
+    eps: Number = hyperparameter(1e-6, within="[0, inf)")
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
     sets_learning_rate: ClassVar[bool] = True
@@ -70,23 +70,23 @@ class ScaleByMadgrad(AbstractRule[ScaleByMadgradState]):
             init_params=tree.copy(params),
         )
 
-    def begin(self, now, state):
+    def begin(self, state):
         age = state.age = tree.increment(state.age)
-        now.weight = now.learning_rate * jnp.sqrt(age.astype(now.learning_rate.dtype))
-        now.share = 1 - now.momentum
+        self.weight = self.learning_rate * jnp.sqrt(age.astype(self.learning_rate.dtype))
+        self.share = 1 - self.momentum
 
-    def advance(self, now, g, leaf):
+    def advance(self, g, leaf):
         # Bounded before the sum: XLA would move a minimum after it into the kernel that writes
         # the parameters, which would then read the old sum (see `_core/engine`).
         squares = leaf.grad_sum_of_squares
         room = float(jnp.finfo(squares.dtype).max) / 4 - squares
-        square = jnp.minimum(now.weight * tree.bounded_square(g), room)
-        leaf.grad_sum = leaf.grad_sum + now.weight * g
+        square = jnp.minimum(self.weight * tree.bounded_square(g), room)
+        leaf.grad_sum = leaf.grad_sum + self.weight * g
         leaf.grad_sum_of_squares = squares + square
 
-    def direction(self, now, g, leaf):
-        divisor = jnp.cbrt(tree.positive(leaf.grad_sum_of_squares)) + now.eps
-        return now.share * ((leaf.init_params - leaf.p) - leaf.grad_sum / divisor)
+    def direction(self, g, leaf):
+        divisor = jnp.cbrt(tree.positive(leaf.grad_sum_of_squares)) + self.eps
+        return self.share * ((leaf.init_params - self.p) - leaf.grad_sum / divisor)
 
 
 @advise_keywords

@@ -9,13 +9,19 @@ from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import tree
 from ..._core.engine.matrices import matrices
-from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter, layout_field
+from ..._core.fields.declare import (
+    Hyperparameter,
+    Number,
+    dtype_field,
+    hyperparameter,
+    layout_field,
+)
 from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like, per_leaf
 from ..._core.text.advice import advise_keywords
-from ...rules.adaptive._adam import begin_adam
+from ...rules.adaptive._adam import AbstractMoments
 from ...rules.momentum.momentum import first_moment
 from ...rules.shaping.clip import clip_factor
 from ...rules.shaping.decay import decayed_descent
@@ -33,7 +39,7 @@ class ScaleByMarsState(eqx.Module):
     previous_gradient: PyTree[Inexact[Array, "..."]] = param_like()
 
 
-class ScaleByMars(AbstractRule[ScaleByMarsState]):
+class ScaleByMars(AbstractMoments[ScaleByMarsState]):
     """MARS: Adam on gradients that are corrected by their change, which reduces their variance.
 
         cₜ = gₜ + γ·β₁ / (1 − β₁)·(gₜ − gₜ₋₁)   with   g₀ = g₁
@@ -64,10 +70,10 @@ class ScaleByMars(AbstractRule[ScaleByMarsState]):
         Models](https://arxiv.org/abs/2411.10438), 2024"
     """
 
-    b1: Hyperparameter = hyperparameter(0.95, within="[0, 1)")
-    b2: Hyperparameter = hyperparameter(0.99, within="[0, 1)")
-    gamma: Hyperparameter = hyperparameter(0.025, within="[0, inf)")
-    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
+    b1: Number = hyperparameter(0.95, within="[0, 1)")
+    b2: Number = hyperparameter(0.99, within="[0, 1)")
+    gamma: Number = hyperparameter(0.025, within="[0, inf)")
+    eps: Number = hyperparameter(1e-8, within="[0, inf)")
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     over: ClassVar[str] = "leaf"
@@ -81,19 +87,19 @@ class ScaleByMars(AbstractRule[ScaleByMarsState]):
             previous_gradient=tree.first_moment(params, self.mu_dtype),
         )
 
-    def begin(self, now, state):
-        begin_adam(now, state)
-        now.correction = jnp.where(state.age > 1, now.gamma * now.b1 / now.c1, 0)
+    def begin(self, state):
+        self._correct_biases(state)
+        self.correction = jnp.where(state.age > 1, self.gamma * self.b1 / self.c1, 0)
 
-    def advance(self, now, g, leaf):
-        c = _corrected(now, g, leaf)
-        leaf.mu = now.b1 * leaf.mu + now.c1 * c
-        leaf.nu = now.b2 * leaf.nu + now.c2 * tree.bounded_square(c)
+    def advance(self, g, leaf):
+        c = _corrected(g, leaf.previous_gradient, self.correction)
+        leaf.mu = self.b1 * leaf.mu + self.c1 * c
+        leaf.nu = self.b2 * leaf.nu + self.c2 * tree.bounded_square(c)
         leaf.previous_gradient = g
 
-    def direction(self, now, g, leaf):
-        divisor = tree.root(tree.positive(leaf.nu) * now.nu_scale) + now.eps
-        return now.mu_scale * leaf.mu / divisor
+    def direction(self, g, leaf):
+        divisor = tree.root(tree.positive(leaf.nu) * self.nu_scale) + self.eps
+        return self.mu_scale * leaf.mu / divisor
 
 
 class CorrectByMarsState(eqx.Module):
@@ -135,8 +141,8 @@ class CorrectByMars(AbstractRule[CorrectByMarsState]):
         Matrices](https://arxiv.org/abs/2510.21800), 2025"
     """
 
-    b1: Hyperparameter = hyperparameter(0.95, within="[0, 1)")
-    gamma: Hyperparameter = hyperparameter(0.025, within="[0, inf)")
+    b1: Number = hyperparameter(0.95, within="[0, 1)")
+    gamma: Number = hyperparameter(0.025, within="[0, inf)")
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     layout: LayoutLike = layout_field()
 
@@ -146,21 +152,21 @@ class CorrectByMars(AbstractRule[CorrectByMarsState]):
         matrices(self, params)
         return CorrectByMarsState(tree.fresh_count(), tree.first_moment(params, self.mu_dtype))
 
-    def begin(self, now, state):
+    def begin(self, state):
         age = state.age = tree.increment(state.age)
-        now.correction = jnp.where(age > 1, now.gamma * now.b1 / (1 - now.b1), 0)
+        self.correction = jnp.where(age > 1, self.gamma * self.b1 / (1 - self.b1), 0)
 
-    def advance(self, now, g, leaf):
-        leaf.corrected = _corrected(now, g, leaf)
+    def advance(self, g, leaf):
+        self.corrected = _corrected(g, leaf.previous_gradient, self.correction)
         leaf.previous_gradient = g
 
-    def direction(self, now, g, leaf):
-        return leaf.corrected
+    def direction(self, g, leaf):
+        return self.corrected
 
 
-def _corrected(now: Any, g: Array, leaf: Any) -> Array:
+def _corrected(g: Array, last: Array, correction: Array) -> Array:
     # Bounded, so that the square of the norm does not overflow.
-    c = tree.bounded_entries(g + now.correction * (g - leaf.previous_gradient), g.size)
+    c = tree.bounded_entries(g + correction * (g - last), g.size)
     return c * clip_factor(tree.norm(c), 1)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.fields.declare import Hyperparameter, Number, dtype_field, hyperparameter
 from ..._core.protocol.chain import chain
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.advice import advise_keywords
@@ -39,25 +39,25 @@ class ScaleBySimplifiedAdemamix(AbstractAdam):
         Accelerated SGD Variants](https://arxiv.org/abs/2502.02431), 2025"
     """
 
-    b1: Hyperparameter = hyperparameter(0.99, within="[0, 1)")
-    b2: Hyperparameter = hyperparameter(0.95, within="[0, 1)")
-    alpha: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
-    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
-    eps_root: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    b1: Number = hyperparameter(0.99, within="[0, 1)")
+    b2: Number = hyperparameter(0.95, within="[0, 1)")
+    alpha: Number = hyperparameter(0.0, within="[0, inf)")
+    eps: Number = hyperparameter(1e-8, within="[0, inf)")
+    eps_root: Number = hyperparameter(0.0, within="[0, inf)")
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
-    def begin(self, now, state):
+    def begin(self, state):
         age = state.age = tree.increment(state.age)
-        now.c2 = 1 - now.b2
-        now.nu_scale = tree.bias_correction(now.b2, age)
+        self.c2 = 1 - self.b2
+        self.nu_scale = tree.bias_correction(self.b2, age)
 
-    def advance(self, now, g, leaf):
-        leaf.mu = now.b1 * leaf.mu + g
-        leaf.nu = now.b2 * leaf.nu + now.c2 * tree.bounded_square(g)
+    def advance(self, g, leaf):
+        leaf.mu = self.b1 * leaf.mu + g
+        leaf.nu = self.b2 * leaf.nu + self.c2 * tree.bounded_square(g)
 
-    def direction(self, now, g, leaf):
-        divisor = tree.root(tree.positive(leaf.nu) * now.nu_scale + now.eps_root) + now.eps
-        return (leaf.mu + now.alpha * g) / divisor
+    def direction(self, g, leaf):
+        divisor = tree.root(tree.positive(leaf.nu) * self.nu_scale + self.eps_root) + self.eps
+        return (leaf.mu + self.alpha * g) / divisor
 
 
 @advise_keywords

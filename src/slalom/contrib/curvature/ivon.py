@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Int, PyTree, UInt32
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.fields.declare import Hyperparameter, Number, OptionalNumber, hyperparameter
 from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
@@ -74,12 +74,12 @@ class ScaleByIvon(AbstractTransform[ScaleByIvonState]):
         Networks](https://arxiv.org/abs/2402.17641), 2024"
     """
 
-    ess: Hyperparameter = hyperparameter(within="(0, inf)")
-    b1: Hyperparameter = hyperparameter(within="[0, 1)")
-    b2: Hyperparameter = hyperparameter(within="[0, 1)")
-    hessian_init: Hyperparameter = hyperparameter(within="(0, inf)")
-    weight_decay: Hyperparameter = hyperparameter(within="(0, inf)")
-    clip_radius: Hyperparameter | None = hyperparameter(None, within="(0, inf)", optional=True)
+    ess: Number = hyperparameter(within="(0, inf)")
+    b1: Number = hyperparameter(within="[0, 1)")
+    b2: Number = hyperparameter(within="[0, 1)")
+    hessian_init: Number = hyperparameter(within="(0, inf)")
+    weight_decay: Number = hyperparameter(within="(0, inf)")
+    clip_radius: OptionalNumber = hyperparameter(None, within="(0, inf)", optional=True)
     key: Any = key_field(default=0)
     implementation: Any = eqx.field(default=None, static=True, init=False)
 

@@ -12,6 +12,8 @@ from jaxtyping import Array, Inexact, Int, PyTree, UInt32
 from ... import tree
 from ..._core.fields.declare import (
     Hyperparameter,
+    Number,
+    OptionalNumber,
     choice_field,
     count_field,
     dtype_field,
@@ -84,11 +86,11 @@ class ScaleBySophia(AbstractTransform[ScaleBySophiaState]):
         Pre-training](https://arxiv.org/abs/2305.14342), 2023"
     """
 
-    b1: Hyperparameter = hyperparameter(0.965, within="[0, 1)")
-    b2: Hyperparameter = hyperparameter(0.99, within="[0, 1)")
-    eps: Hyperparameter = hyperparameter(1e-8, within="(0, inf)")
-    gamma: Hyperparameter = hyperparameter(0.01, within="[0, inf)")
-    clip_threshold: Hyperparameter | None = hyperparameter(1.0, within="(0, inf)", optional=True)
+    b1: Number = hyperparameter(0.965, within="[0, 1)")
+    b2: Number = hyperparameter(0.99, within="[0, 1)")
+    eps: Number = hyperparameter(1e-8, within="(0, inf)")
+    gamma: Number = hyperparameter(0.01, within="[0, inf)")
+    clip_threshold: OptionalNumber = hyperparameter(1.0, within="(0, inf)", optional=True)
     update_interval: int = count_field(10)
     estimator: str = choice_field("hutchinson", "gauss_newton_bartlett")
     key: Any = key_field(default=0)

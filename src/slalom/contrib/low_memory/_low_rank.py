@@ -1,6 +1,6 @@
 """Matrices of low rank, and Adam in their place."""
 
-from types import SimpleNamespace
+import abc
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -8,8 +8,33 @@ from jaxtyping import Array
 
 from ... import tree
 from ..._core.engine.matrices import matrices_or_none, refuse_unequal
+from ..._core.fields.declare import Number
+from ..._core.protocol.transform import State
+from ...rules.adaptive._adam import AbstractMoments
 from ...tree.types import Params
 from ...where.layout import Matrix, layouts
+
+
+class _AbstractFields:
+    eps: Number
+
+
+class AbstractProjectedAdam(AbstractMoments[State], _AbstractFields):
+    """Adam for gradients that are projected onto fewer rows."""
+
+    @abc.abstractmethod
+    def advance(self, g: Array, leaf: State) -> None:
+        """As `AbstractRule.advance`."""
+
+    def _moments(self, r: Array, mu: Array, nu: Array) -> tuple[Array, Array]:
+        """Both means after a projected gradient."""
+        mu = self.b1 * mu + self.c1 * r
+        return mu, self.b2 * nu + self.c2 * tree.bounded_square(r)
+
+    def _projected_direction(self, mu: Array, nu: Array) -> Array:
+        """Adam's update in the subspace."""
+        root = tree.root(tree.positive(nu) * self.nu_scale)
+        return self.mu_scale * mu / (root + self.eps)
 
 
 class Side(NamedTuple):
@@ -53,15 +78,3 @@ def sides_of(rule: Any, params: Params) -> tuple[Side | None, ...]:
         else Side(m, min(rule.rank, m.rows, m.columns))
         for m in matrices_or_none(rule, params)
     )
-
-
-def advance_adam(now: SimpleNamespace, r: Array, leaf: Any) -> None:
-    """The new moments."""
-    leaf.mu = now.b1 * leaf.mu + now.c1 * r
-    leaf.nu = now.b2 * leaf.nu + now.c2 * tree.bounded_square(r)
-
-
-def direction_of_adam(now: SimpleNamespace, leaf: Any) -> Array:
-    """Adam's update."""
-    root = tree.root(tree.positive(leaf.nu) * now.nu_scale)
-    return now.mu_scale * leaf.mu / (root + now.eps)

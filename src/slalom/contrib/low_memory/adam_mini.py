@@ -9,14 +9,19 @@ import numpy as np
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter, layout_field
+from ..._core.fields.declare import (
+    Hyperparameter,
+    Number,
+    dtype_field,
+    hyperparameter,
+    layout_field,
+)
 from ..._core.protocol.chain import chain
-from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like, per_leaf, per_param
 from ..._core.text.advice import advise_keywords
 from ...rules._layout import block_counts, warn_guessed
-from ...rules.adaptive._adam import begin_adam
+from ...rules.adaptive._adam import AbstractMoments
 from ...rules.momentum.momentum import first_moment
 from ...rules.shaping.decay import decayed_descent
 from ...tree.paths import leaf_paths
@@ -35,7 +40,7 @@ class ScaleByAdamMiniState(eqx.Module):
     each block along each axis."""
 
 
-class ScaleByAdamMini(AbstractRule[ScaleByAdamMiniState]):
+class ScaleByAdamMini(AbstractMoments[ScaleByAdamMiniState]):
     """Adam-mini: Adam with one mean of squares for each block of parameters.
 
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ
@@ -69,9 +74,9 @@ class ScaleByAdamMini(AbstractRule[ScaleByAdamMiniState]):
         More](https://arxiv.org/abs/2406.16793), 2024"
     """
 
-    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
-    b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)")
-    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
+    b1: Number = hyperparameter(0.9, within="[0, 1)")
+    b2: Number = hyperparameter(0.999, within="[0, 1)")
+    eps: Number = hyperparameter(1e-8, within="[0, inf)")
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     layout: LayoutLike = layout_field()
 
@@ -91,17 +96,17 @@ class ScaleByAdamMini(AbstractRule[ScaleByAdamMiniState]):
             nu=jax.tree.map(lambda x: _zeros(x, next(counts)), params),
         )
 
-    def begin(self, now, state):
-        begin_adam(now, state)
+    def begin(self, state):
+        self._correct_biases(state)
 
-    def advance(self, now, g, leaf):
+    def advance(self, g, leaf):
         (nu,) = leaf.nu
-        leaf.mu = now.b1 * leaf.mu + now.c1 * g
-        leaf.nu = (now.b2 * nu + now.c2 * tree.bounded(_mean_of_squares(g, nu.shape)),)
+        leaf.mu = self.b1 * leaf.mu + self.c1 * g
+        leaf.nu = (self.b2 * nu + self.c2 * tree.bounded(_mean_of_squares(g, nu.shape)),)
 
-    def direction(self, now, g, leaf):
-        root = tree.root(tree.positive(leaf.nu[0]) * now.nu_scale)
-        return _scaled(leaf.mu, now.mu_scale / (root + now.eps))
+    def direction(self, g, leaf):
+        root = tree.root(tree.positive(leaf.nu[0]) * self.nu_scale)
+        return _scaled(leaf.mu, self.mu_scale / (root + self.eps))
 
     def _counts(self, params: Params) -> tuple[tuple[int, ...], ...]:
         """For each leaf the number of blocks along each axis."""

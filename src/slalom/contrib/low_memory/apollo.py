@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Inexact, Int, PyTree
 from ... import tree
 from ..._core.fields.declare import (
     Hyperparameter,
+    Number,
     count_field,
     dtype_field,
     hyperparameter,
@@ -18,18 +19,16 @@ from ..._core.fields.declare import (
 )
 from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
 from ..._core.protocol.chain import chain
-from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import per_leaf, per_param
 from ..._core.text.advice import advise_keywords
-from ...rules.adaptive._adam import begin_adam
 from ...rules.momentum.momentum import first_moment
 from ...rules.shaping.decay import decayed_descent
 from ...tree.dtypes import sum_dtype
 from ...tree.types import Params
 from ...where.layout import LayoutLike
 from ...where.resolve import WhereLike
-from ._low_rank import Side, advance_adam, direction_of_adam, sides_of
+from ._low_rank import AbstractProjectedAdam, Side, sides_of
 
 
 class ScaleByApolloState(eqx.Module):
@@ -42,7 +41,7 @@ class ScaleByApolloState(eqx.Module):
     """At each matrix a tuple of the norm of its last update, at other arrays an empty tuple."""
 
 
-class ScaleByApollo(AbstractRule[ScaleByApolloState]):
+class ScaleByApollo(AbstractProjectedAdam[ScaleByApolloState]):
     """APOLLO: scales each channel of a gradient as Adam scales a random projection of it.
 
         Rₜ = P·Gₜ   with   P of r rows, normal with variance 1 / r, new every T steps
@@ -79,14 +78,14 @@ class ScaleByApollo(AbstractRule[ScaleByApolloState]):
 
     rank: int = count_field(256)
     update_proj_gap: int = count_field(200)
-    scale: Hyperparameter = hyperparameter(1.0)
+    scale: Number = hyperparameter(1.0)
     per_tensor: bool = eqx.field(default=False, static=True)
     key: Any = key_field(default=0)
     implementation: Any = eqx.field(default=None, static=True, init=False)
-    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)", kw_only=True)
-    b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)", kw_only=True)
-    eps: Hyperparameter = hyperparameter(1e-6, within="[0, inf)", kw_only=True)
-    max_growth: Hyperparameter = hyperparameter(1.01, within="[1, inf]", kw_only=True)
+    b1: Number = hyperparameter(0.9, within="[0, 1)", kw_only=True)
+    b2: Number = hyperparameter(0.999, within="[0, 1)", kw_only=True)
+    eps: Number = hyperparameter(1e-6, within="[0, inf)", kw_only=True)
+    max_growth: Number = hyperparameter(1.01, within="[1, inf]", kw_only=True)
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     layout: LayoutLike = layout_field()
 
@@ -137,32 +136,34 @@ class ScaleByApollo(AbstractRule[ScaleByApolloState]):
             norm=structure.unflatten(norms),
         )
 
-    def plan(self, params):
+    def plans(self, params):
         return sides_of(self, params)
 
-    def begin(self, now, state):
-        now.window = state.age // self.update_proj_gap
-        now.key = jax.random.wrap_key_data(fresh_key_data(self.key), impl=self.implementation)
-        begin_adam(now, state)
+    def begin(self, state):
+        self.window = state.age // self.update_proj_gap
+        self.key = jax.random.wrap_key_data(fresh_key_data(self.key), impl=self.implementation)
+        self._correct_biases(state)
 
-    def advance(self, now, g, leaf):
-        side = leaf.plan
+    def advance(self, g, leaf):
+        side = self.plan
         if side is None:
-            return advance_adam(now, g, leaf)
+            leaf.mu, leaf.nu = self._moments(g, leaf.mu, leaf.nu)
+            return
         x = side.read(g)
-        key = jax.random.fold_in(now.key, now.window.astype(jnp.uint32))
+        key = jax.random.fold_in(self.key, self.window.astype(jnp.uint32))
         r = _projection(key, side, x) @ x
-        advance_adam(now, r, leaf)
-        leaf.scaled, norm = self._scaled(now, x, r, direction_of_adam(now, leaf), *leaf.norm)
+        leaf.mu, leaf.nu = self._moments(r, leaf.mu, leaf.nu)
+        self.scaled, norm = self._scaled(
+            x, r, self._projected_direction(leaf.mu, leaf.nu), *leaf.norm
+        )
         leaf.norm = (norm,)
-        return None
 
-    def direction(self, now, g, leaf):
-        if leaf.plan is None:
-            return direction_of_adam(now, leaf)
-        return leaf.plan.write(leaf.scaled)
+    def direction(self, g, leaf):
+        if self.plan is None:
+            return self._projected_direction(leaf.mu, leaf.nu)
+        return self.plan.write(self.scaled)
 
-    def _scaled(self, now: Any, g: Array, r: Array, n: Array, last: Array) -> tuple[Array, Array]:
+    def _scaled(self, g: Array, r: Array, n: Array, last: Array) -> tuple[Array, Array]:
         """The updates of a batch of matrices, and their norms."""
         axes = (-2, -1) if self.per_tensor else (-2,)
         adam = jnp.sum(tree.abs_squared(n), axes, keepdims=True)
@@ -170,10 +171,10 @@ class ScaleByApollo(AbstractRule[ScaleByApolloState]):
         divisor = tree.inverse_root(tree.positive(tree.bounded(before)))
         scaled = g * (tree.root(adam) * divisor)
         norm = tree.root(tree.bounded(jnp.sum(tree.abs_squared(scaled), (-2, -1))))
-        limit = now.max_growth * last
+        limit = self.max_growth * last
         too_long = (last > 0) & (norm > limit)
         factor = jnp.where(too_long, limit / jnp.where(too_long, norm, 1), 1)
-        return now.scale * factor[:, None, None] * scaled, norm * factor
+        return self.scale * factor[:, None, None] * scaled, norm * factor
 
 
 def _projection(key: Array, side: Side, g: Array) -> Array:

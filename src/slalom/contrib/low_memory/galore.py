@@ -11,24 +11,23 @@ from jaxtyping import Array, Float, Inexact, Int, PyTree
 from ... import tree
 from ..._core.fields.declare import (
     Hyperparameter,
+    Number,
     count_field,
     dtype_field,
     hyperparameter,
     layout_field,
 )
 from ..._core.protocol.chain import chain
-from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import per_leaf, per_param
 from ..._core.text.advice import advise_keywords
-from ...rules.adaptive._adam import begin_adam
 from ...rules.matrices._kronecker import adjoint
 from ...rules.momentum.momentum import first_moment
 from ...rules.shaping.decay import decayed_descent
 from ...tree.types import Params
 from ...where.layout import LayoutLike
 from ...where.resolve import WhereLike
-from ._low_rank import advance_adam, direction_of_adam, sides_of
+from ._low_rank import AbstractProjectedAdam, sides_of
 
 
 class ScaleByGaloreState(eqx.Module):
@@ -41,7 +40,7 @@ class ScaleByGaloreState(eqx.Module):
     nu: PyTree[Float[Array, "..."]] = per_param()
 
 
-class ScaleByGalore(AbstractRule[ScaleByGaloreState]):
+class ScaleByGalore(AbstractProjectedAdam[ScaleByGaloreState]):
     """GaLore: Adam on gradients that are projected to their strongest directions.
 
         P = the first r left singular vectors of Gₜ, every T steps
@@ -75,10 +74,10 @@ class ScaleByGalore(AbstractRule[ScaleByGaloreState]):
 
     rank: int = count_field(128)
     update_proj_gap: int = count_field(200)
-    scale: Hyperparameter = hyperparameter(1.0)
-    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)", kw_only=True)
-    b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)", kw_only=True)
-    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)", kw_only=True)
+    scale: Number = hyperparameter(1.0)
+    b1: Number = hyperparameter(0.9, within="[0, 1)", kw_only=True)
+    b2: Number = hyperparameter(0.999, within="[0, 1)", kw_only=True)
+    eps: Number = hyperparameter(1e-8, within="[0, inf)", kw_only=True)
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     layout: LayoutLike = layout_field()
 
@@ -110,30 +109,30 @@ class ScaleByGalore(AbstractRule[ScaleByGaloreState]):
             nu=tree.second_moment(projected),
         )
 
-    def plan(self, params):
+    def plans(self, params):
         return sides_of(self, params)
 
-    def begin(self, now, state):
-        now.due = state.age % self.update_proj_gap == 0
-        begin_adam(now, state)
+    def begin(self, state):
+        self.due = state.age % self.update_proj_gap == 0
+        self._correct_biases(state)
 
-    def refresh(self, now, g, leaf):
-        if leaf.plan is not None:
-            vectors, _, _ = jnp.linalg.svd(leaf.plan.read(g), full_matrices=False)
-            leaf.projector = (vectors[..., : leaf.plan.rank],)
+    def refresh(self, g, leaf):
+        if self.plan is not None:
+            vectors, _, _ = jnp.linalg.svd(self.plan.read(g), full_matrices=False)
+            leaf.projector = (vectors[..., : self.plan.rank],)
 
-    def advance(self, now, g, leaf):
-        if leaf.plan is not None:
+    def advance(self, g, leaf):
+        if self.plan is not None:
             (p,) = leaf.projector
-            g = adjoint(p) @ leaf.plan.read(g)
-        advance_adam(now, g, leaf)
+            g = adjoint(p) @ self.plan.read(g)
+        leaf.mu, leaf.nu = self._moments(g, leaf.mu, leaf.nu)
 
-    def direction(self, now, g, leaf):
-        n = direction_of_adam(now, leaf)
-        if leaf.plan is None:
+    def direction(self, g, leaf):
+        n = self._projected_direction(leaf.mu, leaf.nu)
+        if self.plan is None:
             return n
         (p,) = leaf.projector
-        return leaf.plan.write(now.scale * (p @ n))
+        return self.plan.write(self.scale * (p @ n))
 
 
 @advise_keywords

@@ -12,7 +12,13 @@ from jaxtyping import Array, Inexact, PyTree
 
 from ... import tree
 from ..._core.engine.matrices import matrices, matrices_or_none
-from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter, layout_field
+from ..._core.fields.declare import (
+    Hyperparameter,
+    Number,
+    dtype_field,
+    hyperparameter,
+    layout_field,
+)
 from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
 from ..._core.protocol.chain import chain
 from ..._core.protocol.parts import CHECK
@@ -101,7 +107,7 @@ class ScaleByDion(AbstractRule[ScaleByDionState]):
     """
 
     rank_fraction: Any = eqx.field(default=0.25, static=True, metadata={CHECK: _check_fraction})
-    b1: Hyperparameter = hyperparameter(0.95, within="[0, 1)")
+    b1: Number = hyperparameter(0.95, within="[0, 1)")
     scale: str | None = eqx.field(default="spectral", static=True, metadata={CHECK: check_scale})
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     key: Any = key_field(default=0, kw_only=True)
@@ -159,9 +165,9 @@ class ScaleByDion(AbstractRule[ScaleByDionState]):
 
     # --- the phases -------------------------------------------------------------------------
 
-    def advance(self, now, g, leaf):
+    def advance(self, g, leaf):
         mu = leaf.mu + g
-        limits = jnp.finfo(now.b1.dtype)
+        limits = jnp.finfo(self.b1.dtype)
         # Neither this number nor its inverse is subnormal, or overflows.
         size = jnp.clip(jnp.max(jnp.abs(mu)), float(limits.tiny), float(limits.max) / 8)
         left = _orthonormal(times_adjoint(mu, leaf.basis * (1 / size)))
@@ -169,13 +175,13 @@ class ScaleByDion(AbstractRule[ScaleByDionState]):
         norm = tree.norm(right, 1)
         used = norm != 0  # also where it is NaN, which must show
         leaf.basis = jnp.where(used, right / jnp.where(used, norm, 1), leaf.basis)
-        leaf.mu = mu - ((1 - now.b1) * size * left) @ right
-        leaf.left = left
+        leaf.mu = mu - ((1 - self.b1) * size * left) @ right
+        self.left = left
 
-    def direction(self, now, g, leaf):
+    def direction(self, g, leaf):
         rows, columns = g.shape
-        s = scale_of(self.scale, rows, columns, leaf.left.shape[1])
-        return (s * leaf.left) @ leaf.basis
+        s = scale_of(self.scale, rows, columns, self.left.shape[1])
+        return (s * self.left) @ leaf.basis
 
     # --- traits -----------------------------------------------------------------------------
 

@@ -3,23 +3,23 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Inexact, Int, PyTree
+from jaxtyping import Array, Inexact, PyTree
 
 from ... import tree
 from ..._core.fields.declare import (
-    Hyperparameter,
+    Number,
+    OptionalNumber,
     count_field,
     dtype_field,
     hyperparameter,
     layout_field,
 )
-from ..._core.fields.schedule import AbstractSchedule
-from ..._core.state.marks import param_like, per_leaf, per_param, until_reset
+from ..._core.state.marks import per_param
 from ...rules.matrices._kronecker import (
+    Frequency,
     adjoint,
     adjoint_times,
     bounded_entries,
@@ -28,7 +28,7 @@ from ...rules.matrices._kronecker import (
     into_basis,
     iterated_eigenvectors,
 )
-from ...rules.matrices.soap import AbstractInEigenbasis
+from ...rules.matrices.soap import AbstractInEigenbasis, AbstractInEigenbasisState
 from ...tree.types import Params
 from ...where.layout import LayoutLike
 
@@ -36,20 +36,9 @@ _LEAST = 1 / 4000**2
 """The smallest variance that KL-SOAP divides by."""
 
 
-class ScaleByKlSoapState(eqx.Module):
+class ScaleByKlSoapState(AbstractInEigenbasisState):
     """The state of `ScaleByKlSoap`."""
 
-    age: Int[Array, "*leaves"] = per_leaf()
-    since: Int[Array, ""] = until_reset()
-    """The number of steps since the last refresh."""
-    rotated_mu: PyTree[Inexact[Array, "..."]] = param_like()
-    """The mean of gradients, in the basis."""
-    rotated_nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
-    """The mean of squares, in the basis."""
-    statistics: PyTree[Inexact[Array, "_ _ _"]] = per_param(spread=True)
-    """At each leaf a tuple of L and R, without those of sides that are too long."""
-    basis: PyTree[Inexact[Array, "_ _ _"]] = per_param(spread=True)
-    """At each leaf a tuple of Q_L and Q_R."""
     variances: PyTree[Inexact[Array, "_ _"]] = per_param(spread=True)
     """At each leaf a tuple of λ_L and λ_R."""
 
@@ -102,11 +91,11 @@ class ScaleByKlSoap(AbstractInEigenbasis[ScaleByKlSoapState]):
         3"
     """
 
-    b1: Hyperparameter = hyperparameter(0.95, within="[0, 1)")
-    b2: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
-    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
-    precondition_frequency: int | Int[Array, "*runs"] | AbstractSchedule = frequency_field(1)
-    shampoo_beta: Hyperparameter | None = hyperparameter(None, within="[0, 1)")
+    b1: Number = hyperparameter(0.95, within="[0, 1)")
+    b2: Number = hyperparameter(0.9, within="[0, 1)")
+    eps: Number = hyperparameter(1e-8, within="[0, inf)")
+    precondition_frequency: Frequency = frequency_field(1)
+    shampoo_beta: OptionalNumber = hyperparameter(None, within="[0, 1)")
     max_size: int = count_field(10_000)
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     layout: LayoutLike = layout_field()
@@ -121,15 +110,18 @@ class ScaleByKlSoap(AbstractInEigenbasis[ScaleByKlSoapState]):
         new = self.for_each_matrix(params, variances)
         return ScaleByKlSoapState(**self.at_first(params), variances=new)
 
-    def refresh(self, now, g, leaf):
+    def refresh(self, g, leaf):
         del g
-        self.follow(now, leaf, iterated_eigenvectors)
+        leaf.basis, leaf.rotated_mu, _ = self.follow(
+            leaf.basis, leaf.statistics, leaf.rotated_mu, iterated_eigenvectors
+        )
 
-    def advance(self, now, g, leaf):
+    def advance(self, g, leaf):
         g = bounded_entries(g)
         rotated = into_basis(g, leaf.basis, self.max_size)
-        self.moments(now, rotated, leaf)
-        share = jnp.where(now.is_first, 1, now.c_s)
+        moments = self.moments(rotated, leaf.rotated_mu, leaf.rotated_nu)
+        leaf.rotated_mu, leaf.rotated_nu = moments
+        share = jnp.where(self.is_first, 1, self.c_s)
 
         def sides(factors: Sequence[Array]) -> list[Array | None]:
             return by_side(g.shape, self.max_size, factors)
@@ -139,7 +131,7 @@ class ScaleByKlSoap(AbstractInEigenbasis[ScaleByKlSoapState]):
             if basis is None or inverse_root is None:
                 return x
             wide = bounded_entries(inverse_root[:, None] * adjoint_times(basis, x))
-            return jnp.where(now.is_first, x, wide)
+            return jnp.where(self.is_first, x, wide)
 
         roots = sides([jax.lax.rsqrt(jnp.maximum(x, _LEAST)) for x in leaf.variances])
         # Each side is whitened by the other one.
@@ -159,5 +151,5 @@ class ScaleByKlSoap(AbstractInEigenbasis[ScaleByKlSoapState]):
             statistics.append(old + share * (adjoint(y) @ y / len(y) - old))
             scaled = in_basis if root is None else root[:, None] * in_basis
             mean = jnp.mean(tree.bounded_square(scaled), axis=0)
-            variances.append(jnp.where(now.is_first, 0.1, variance + now.c_s * (mean - variance)))
+            variances.append(jnp.where(self.is_first, 0.1, variance + self.c_s * (mean - variance)))
         leaf.statistics, leaf.variances = tuple(statistics), tuple(variances)

@@ -1,6 +1,5 @@
 """Signs in the eigenbasis of two factors: SPlus."""
 
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -9,22 +8,14 @@ import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import tree
-from ..._core.fields.declare import (
-    Hyperparameter,
-    count_field,
-    dtype_field,
-    hyperparameter,
-    layout_field,
-)
-from ..._core.fields.schedule import AbstractSchedule
-from ..._core.protocol.context import Context
-from ..._core.protocol.rule import AbstractRule
+from ..._core.fields.declare import Number, count_field, dtype_field, hyperparameter, layout_field
 from ..._core.state.marks import param_like, per_leaf, per_param, until_reset
 from ...rules.matrices._kronecker import (
+    AbstractRefreshed,
+    Frequency,
     above_rounding,
     bounded_entries,
     first_eigenvectors,
-    frequency_at,
     frequency_field,
     into_basis,
     out_of_basis,
@@ -51,7 +42,7 @@ class ScaleBySplusState(eqx.Module):
     """At each leaf a tuple of Q_L and Q_R."""
 
 
-class ScaleBySplus(AbstractRule[ScaleBySplusState]):
+class ScaleBySplus(AbstractRefreshed[ScaleBySplusState]):
     """SPlus: the sign of the mean gradient in the basis of the eigenvectors of Shampoo's factors.
 
         Mₜ = β₁·Mₜ₋₁ + (1 − β₁)·G
@@ -98,9 +89,9 @@ class ScaleBySplus(AbstractRule[ScaleBySplusState]):
         Training](https://arxiv.org/abs/2506.07254), 2025"
     """
 
-    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
-    b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)")
-    precondition_frequency: int | Int[Array, "*runs"] | AbstractSchedule = frequency_field(100)
+    b1: Number = hyperparameter(0.9, within="[0, 1)")
+    b2: Number = hyperparameter(0.999, within="[0, 1)")
+    precondition_frequency: Frequency = frequency_field(100)
     max_size: int = count_field(10_000)
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     layout: LayoutLike = layout_field()
@@ -124,37 +115,32 @@ class ScaleBySplus(AbstractRule[ScaleBySplusState]):
             basis=self.for_each_matrix(params, identity),
         )
 
-    def at(self, context: Context | None) -> SimpleNamespace:
-        now = super().at(context)
-        now.frequency = jnp.asarray(frequency_at(self, context))
-        return now
-
-    def begin(self, now, state):
+    def begin(self, state):
         is_second = state.age == 1
-        follows = ~jnp.any(is_second) & (state.since >= now.frequency)
-        now.due = is_second | follows
+        follows = ~jnp.any(is_second) & (state.since >= self.precondition_frequency)
+        self.due = is_second | follows
         state.since = jnp.where(follows, 1, tree.increment(state.since))
-        now.c1, now.c2 = 1 - now.b1, 1 - now.b2
+        self.c1, self.c2 = 1 - self.b1, 1 - self.b2
         # In the first basis, the identity, nothing is rounded.
-        now.is_exact = state.age == 0
+        self.is_exact = state.age == 0
         state.age = tree.increment(state.age)
 
-    def refresh(self, now, g, leaf):
-        del now, g
+    def refresh(self, g, leaf):
+        del g
         found: list[Array] = []
         for x, q in zip(leaf.statistics, leaf.basis, strict=True):
             # One side after the other.
             found.append(first_eigenvectors(tree.after(x, found[-1:]), q)[0])
         leaf.basis = tuple(found)
 
-    def advance(self, now, g, leaf):
+    def advance(self, g, leaf):
         g = bounded_entries(g)
-        leaf.mu = now.b1 * leaf.mu + now.c1 * g
-        leaf.statistics = toward_products(leaf.statistics, now.c2, g, self.max_size)
+        leaf.mu = self.b1 * leaf.mu + self.c1 * g
+        leaf.statistics = toward_products(leaf.statistics, self.c2, g, self.max_size)
 
-    def direction(self, now, g, leaf):
+    def direction(self, g, leaf):
         x = into_basis(leaf.mu, leaf.basis, self.max_size)
-        sign = jnp.where(now.is_exact | above_rounding(x, self.max_size), jnp.sign(x), 0)
+        sign = jnp.where(self.is_exact | above_rounding(x, self.max_size), jnp.sign(x), 0)
         return out_of_basis(sign * (2 / max(sum(g.shape), 1)), leaf.basis, self.max_size)
 
     def notes(self, params: Params) -> tuple[str | None, ...]:

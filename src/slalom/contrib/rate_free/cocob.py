@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, PyTree
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.fields.declare import Hyperparameter, Number, hyperparameter
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
@@ -58,8 +58,8 @@ class ScaleByCocob(AbstractRule[ScaleByCocobState]):
         Betting](https://arxiv.org/abs/1705.07795), 2017"
     """
 
-    alpha: Hyperparameter = hyperparameter(100.0, within="(0, inf)")
-    eps: Hyperparameter = hyperparameter(1e-8, within="(0, inf)")
+    alpha: Number = hyperparameter(100.0, within="(0, inf)")
+    eps: Number = hyperparameter(1e-8, within="(0, inf)")
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
     update_sign: ClassVar[int | None] = -1
@@ -74,8 +74,8 @@ class ScaleByCocob(AbstractRule[ScaleByCocobState]):
             reward=tree.second_moment(params),
         )
 
-    def advance(self, now, g, leaf):
-        size, change = jnp.abs(g), leaf.p - leaf.init_params
+    def advance(self, g, leaf):
+        size, change = jnp.abs(g), self.p - leaf.init_params
         gain = (jnp.conj(g) * change).real if jnp.iscomplexobj(g) else g * change
         leaf.cumulative_gradients = leaf.cumulative_gradients - g
         leaf.scale = jnp.maximum(leaf.scale, size)
@@ -83,10 +83,10 @@ class ScaleByCocob(AbstractRule[ScaleByCocobState]):
         # XLA would move a last maximum with 0 into `direction`, which would read the old one.
         leaf.reward = jnp.maximum(leaf.reward, gain) - gain
 
-    def direction(self, now, g, leaf):
-        bound = jnp.maximum(leaf.subgradients + leaf.scale, now.alpha * leaf.scale)
+    def direction(self, g, leaf):
+        bound = jnp.maximum(leaf.subgradients + leaf.scale, self.alpha * leaf.scale)
         wealth = (leaf.scale + leaf.reward) / bound
-        return (leaf.init_params - leaf.p) + leaf.cumulative_gradients / leaf.scale * wealth
+        return (leaf.init_params - self.p) + leaf.cumulative_gradients / leaf.scale * wealth
 
 
 @advise_keywords

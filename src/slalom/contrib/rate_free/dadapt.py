@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.fields.declare import Hyperparameter, Number, dtype_field, hyperparameter
 from ..._core.protocol.context import Context
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like, per_leaf, until_reset
@@ -17,7 +17,7 @@ from ...rules.momentum.momentum import first_moment
 from ...rules.rate_free._sums import AbstractEstimatingAdam, bounded, larger
 from ...rules.shaping.decay import decay_mask, where_field
 from ...tree.dtypes import sum_dtype
-from ...tree.types import Params
+from ...tree.types import Params, Scalar
 from ...where.resolve import Where, WhereLike
 
 
@@ -70,12 +70,12 @@ class ScaleByDAdaptAdam(AbstractEstimatingAdam[ScaleByDAdaptAdamState]):
         D-Adaptation](https://arxiv.org/abs/2301.07733), 2023"
     """
 
-    learning_rate: Hyperparameter = hyperparameter(1.0, within="[0, inf)")
-    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
-    b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)")
-    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
-    estim_lr0: Hyperparameter = hyperparameter(1e-6, within="(0, inf)")
-    weight_decay: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    learning_rate: Number = hyperparameter(1.0, within="[0, inf)")
+    b1: Number = hyperparameter(0.9, within="[0, 1)")
+    b2: Number = hyperparameter(0.999, within="[0, 1)")
+    eps: Number = hyperparameter(1e-8, within="[0, inf)")
+    estim_lr0: Number = hyperparameter(1e-6, within="(0, inf)")
+    weight_decay: Number = hyperparameter(0.0, within="[0, inf)")
     bias_correction: bool = eqx.field(default=True, static=True, kw_only=True)
     decay_where: Where | None = where_field()
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
@@ -91,37 +91,37 @@ class ScaleByDAdaptAdam(AbstractEstimatingAdam[ScaleByDAdaptAdamState]):
             grad_sum=tree.zeros_like(params, tree.accumulation_dtype),
         )
 
-    def plan(self, params):
+    def plans(self, params):
         return decay_mask(self.decay_where, params)
 
-    def begin(self, now, state):
+    def begin(self, state):
         state.age = tree.increment(state.age)
-        now.c1, now.c2, now.root_b2 = 1 - now.b1, 1 - now.b2, tree.root(now.b2)
-        now.rate = self.rate(now, state.estim_lr, state.age)
+        self.c1, self.c2, self.root_b2 = 1 - self.b1, 1 - self.b2, tree.root(self.b2)
+        self.rate = self.step_size(state.estim_lr, state.age)
 
-    def measure(self, now, g, leaf):
-        return {"product": now.rate * tree.inner(g, leaf.grad_sum / _divisor(now, leaf.nu))}
+    def measure(self, g, leaf):
+        return {"product": self.rate * tree.inner(g, leaf.grad_sum / _divisor(self.eps, leaf.nu))}
 
-    def advance(self, now, g, leaf):
-        leaf.mu = now.b1 * leaf.mu + now.c1 * (now.rate * g)
-        leaf.nu = now.b2 * leaf.nu + now.c2 * tree.bounded_square(g)
-        leaf.grad_sum = now.root_b2 * leaf.grad_sum + now.rate * g
+    def advance(self, g, leaf):
+        leaf.mu = self.b1 * leaf.mu + self.c1 * (self.rate * g)
+        leaf.nu = self.b2 * leaf.nu + self.c2 * tree.bounded_square(g)
+        leaf.grad_sum = self.root_b2 * leaf.grad_sum + self.rate * g
 
-    def reduce(self, now, g, leaf):
+    def reduce(self, g, leaf):
         return {"size": jnp.sum(jnp.abs(leaf.grad_sum))}
 
-    def finish(self, now, sums, state):
-        r = bounded(now.root_b2 * state.numerator_weighted + bounded(sums.product))
+    def finish(self, sums, state):
+        r = bounded(self.root_b2 * state.numerator_weighted + bounded(sums["product"]))
         state.numerator_weighted = r
-        state.estim_lr = larger(state.estim_lr, r, bounded(sums.size))
+        state.estim_lr = larger(state.estim_lr, r, bounded(sums["size"]))
 
-    def direction(self, now, g, leaf):
-        decay = now.weight_decay * leaf.p if leaf.plan else 0
-        return -(leaf.mu / _divisor(now, leaf.nu) + now.rate * decay)
+    def direction(self, g, leaf):
+        decay = self.weight_decay * self.p if self.plan else 0
+        return -(leaf.mu / _divisor(self.eps, leaf.nu) + self.rate * decay)
 
 
-def _divisor(now: Any, nu: Array) -> Array:
-    return tree.root(tree.positive(nu)) + now.eps
+def _divisor(eps: Scalar, nu: Array) -> Array:
+    return tree.root(tree.positive(nu)) + eps
 
 
 @advise_keywords

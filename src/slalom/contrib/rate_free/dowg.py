@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, PyTree
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.fields.declare import Hyperparameter, Number, OptionalNumber, hyperparameter
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
@@ -15,7 +15,7 @@ from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like, until_reset
 from ..._core.text.advice import advise_keywords
 from ...rules.rate_free._sums import bounded
-from ...rules.rate_free.dog import _squares
+from ...rules.rate_free.dog import squares
 from ...rules.shaping.decay import decayed
 from ...rules.shaping.scale import ScaleByLearningRate
 from ...tree.dtypes import sum_dtype
@@ -53,8 +53,8 @@ class ScaleByDowg(AbstractRule[ScaleByDowgState]):
     ??? cite "Khaled, Mishchenko & Jin, [DoWG Unleashed](https://arxiv.org/abs/2305.16284), 2023"
     """
 
-    init_estim_sq_dist: Hyperparameter | None = hyperparameter(None, within="(0, inf)")
-    eps: Hyperparameter = hyperparameter(1e-4, within="(0, inf)")
+    init_estim_sq_dist: OptionalNumber = hyperparameter(None, within="(0, inf)")
+    eps: Number = hyperparameter(1e-4, within="(0, inf)")
 
     over: ClassVar[str] = "sums"
     needs: ClassVar[tuple[str, ...]] = ("params",)
@@ -67,17 +67,17 @@ class ScaleByDowg(AbstractRule[ScaleByDowgState]):
         first = now.eps if now.init_estim_sq_dist is None else now.init_estim_sq_dist
         return ScaleByDowgState(jnp.array(first, dtype), jnp.zeros((), dtype), tree.copy(params))
 
-    def measure(self, now, g, leaf):
-        return _squares(g, leaf)
+    def measure(self, g, leaf):
+        return squares(g, self.p - leaf.init_params)
 
-    def finish(self, now, sums, state):
-        distance = state.estim_sq_dist = jnp.maximum(state.estim_sq_dist, bounded(sums.distance))
-        squares = tree.bounded(state.weighted_sq_norm_grads + distance * bounded(sums.square))
-        state.weighted_sq_norm_grads = squares
-        now.factor = distance / (tree.root(squares) + now.eps)
+    def finish(self, sums, state):
+        distance = state.estim_sq_dist = jnp.maximum(state.estim_sq_dist, bounded(sums["distance"]))
+        total = tree.bounded(state.weighted_sq_norm_grads + distance * bounded(sums["square"]))
+        state.weighted_sq_norm_grads = total
+        self.factor = distance / (tree.root(total) + self.eps)
 
-    def direction(self, now, g, leaf):
-        return g * now.factor
+    def direction(self, g, leaf):
+        return g * self.factor
 
     def metrics(self, state: ScaleByDowgState) -> dict[str, Array]:
         return {"estim_sq_dist": state.estim_sq_dist}

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.fields.declare import Hyperparameter, Number, dtype_field, hyperparameter
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform, State
@@ -22,13 +22,84 @@ from ...tree.types import Params, Scalar
 from ...where.resolve import Where, WhereLike
 
 
-class _AbstractMomo(AbstractRule[State]):
+class _AbstractFields:
+    # Abstract variables would come first in the signature of a rule.
+    learning_rate: Number
+    lower_bound: Number
+    weight_decay: Number
+    adapt_lower_bound: bool
+
+
+class _AbstractMomo(AbstractRule[State], _AbstractFields):
     """A rule whose step size follows from the loss: the last link of a chain."""
 
     over: ClassVar[str] = "sums"
     needs: ClassVar[tuple[str, ...]] = ("params", "value")
     sets_learning_rate: ClassVar[bool] = True
     update_sign: ClassVar[int | None] = -1
+
+    def _fresh_numbers(self, params: Params) -> dict[str, Any]:
+        """The first numbers of the state."""
+        dtype = sum_dtype(params)
+        first = self.at(Context(step=0)).lower_bound if self.adapt_lower_bound else None
+        return {
+            "value": jnp.zeros((), dtype),
+            "gamma": jnp.zeros((), dtype),
+            "step_size": jnp.zeros((), dtype),
+            "lower_bound": None if first is None else jnp.array(first, dtype),
+        }
+
+    def _products(self, g: Array, mu: Array, square: Array) -> dict[str, Array]:
+        """⟨g, p⟩, ⟨m, p⟩ and ⟨m, m / D⟩; the last two once for a leaf that decays, and once for one
+        that does not."""
+        inner, zero = tree.inner(mu, self.p), jnp.zeros((), square.dtype)
+        decayed, fixed = ((inner, square), (zero, zero))[:: 1 if self.plan else -1]
+        return {
+            "product": tree.inner(g, self.p),
+            "inner": decayed[0],
+            "square": decayed[1],
+            "fixed_inner": fixed[0],
+            "fixed_square": fixed[1],
+        }
+
+    def _find_step_size(
+        self, sums: Any, state: Any, keep: Scalar, new: Scalar, factor: Scalar | float = 1.0
+    ) -> None:
+        """The new numbers of the state, from the sums of `_products`.
+
+        `keep` and `new` are the weights of the means, and `factor` is 1 / (1 − β₁ᵗ), for means that
+        started at zero. Sets the factors of the decay too.
+        """
+        rate, bound = self.learning_rate, self.lower_bound
+        self.decay = rate * self.weight_decay
+        self.shrink = 1 / (1 + self.decay)
+        value = keep * state.value + new * self.value
+        gamma = keep * state.gamma + new * bounded(sums["product"])
+        inner, fixed_inner = bounded(sums["inner"]), bounded(sums["fixed_inner"])
+        square, fixed_square = bounded(sums["square"]), bounded(sums["fixed_square"])
+        # The mean of the tangents, at the parameters after decay alone.
+        height = value - gamma + (self.shrink * inner + fixed_inner)
+        lowest = bound if state.lower_bound is None else state.lower_bound
+        if state.lower_bound is not None:
+            too_high = height * factor < lowest
+            lowest = jnp.where(too_high, jnp.maximum(height * factor / 2, bound), lowest)
+        gap = jnp.maximum(height - lowest / factor, 0)
+        shrunk_square = self.shrink * square + fixed_square
+        # Divided only where the quotient counts: at zero its derivative is infinite.
+        longest = rate * factor
+        is_longest = gap >= longest * shrunk_square
+        divisor = jnp.where(is_longest, 1, tree.positive(shrunk_square))
+        self.step_size = jnp.where(is_longest, longest, gap / divisor)
+        if state.lower_bound is not None:
+            reached = (
+                value + (inner + fixed_inner) - gamma - self.step_size * (square + fixed_square) / 2
+            )
+            state.lower_bound = jnp.maximum(reached * factor, bound)
+        state.value, state.gamma, state.step_size = value, gamma, self.step_size
+
+    def _shrunk(self, step: Array) -> Array:
+        """p − ρ·(p − step), or the step itself where nothing decays."""
+        return self.shrink * (step + self.decay * self.p) if self.plan else step
 
     def metrics(self, state: Any) -> dict[str, Array]:
         return {"step_size": state.step_size}
@@ -81,10 +152,10 @@ class ScaleByMomo(_AbstractMomo[ScaleByMomoState]):
         Rates](https://arxiv.org/abs/2305.07583), 2023"
     """
 
-    learning_rate: Hyperparameter = hyperparameter(1.0, within="[0, inf)")
-    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
-    lower_bound: Hyperparameter = hyperparameter(0.0)
-    weight_decay: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    learning_rate: Number = hyperparameter(1.0, within="[0, inf)")
+    b1: Number = hyperparameter(0.9, within="[0, 1)")
+    lower_bound: Number = hyperparameter(0.0)
+    weight_decay: Number = hyperparameter(0.0, within="[0, inf)")
     adapt_lower_bound: bool = eqx.field(default=False, static=True)
     decay_where: Where | None = where_field()
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
@@ -92,31 +163,31 @@ class ScaleByMomo(_AbstractMomo[ScaleByMomoState]):
     def init(self, params: Params) -> ScaleByMomoState:
         return ScaleByMomoState(
             age=tree.fresh_count(),
-            **_fresh_numbers(self, params),
+            **self._fresh_numbers(params),
             mu=first_moment(self, params, "b1"),
         )
 
-    def plan(self, params):
+    def plans(self, params):
         return decay_mask(self.decay_where, params)
 
-    def begin(self, now, state):
+    def begin(self, state):
         state.age = tree.increment(state.age)
-        now.keep = jnp.where(state.age == 1, 0, now.b1)
-        now.new = jnp.where(state.age == 1, 1, 1 - now.b1)
+        self.keep = jnp.where(state.age == 1, 0, self.b1)
+        self.new = jnp.where(state.age == 1, 1, 1 - self.b1)
 
-    def advance(self, now, g, leaf):
-        leaf.mu = now.keep * leaf.mu + now.new * g
+    def advance(self, g, leaf):
+        leaf.mu = self.keep * leaf.mu + self.new * g
 
-    def reduce(self, now, g, leaf):
-        return _products(g, leaf, jnp.sum(tree.abs_squared(leaf.mu)))
+    def reduce(self, g, leaf):
+        return self._products(g, leaf.mu, jnp.sum(tree.abs_squared(leaf.mu)))
 
-    def finish(self, now, sums, state):
+    def finish(self, sums, state):
         oldest = jnp.max(state.age, initial=1) == 1
-        keep, new = jnp.where(oldest, 0, now.b1), jnp.where(oldest, 1, 1 - now.b1)
-        _find_step_size(now, sums, state, keep, new)
+        keep, new = jnp.where(oldest, 0, self.b1), jnp.where(oldest, 1, 1 - self.b1)
+        self._find_step_size(sums, state, keep, new)
 
-    def direction(self, now, g, leaf):
-        return -_shrunk(now, now.step_size * leaf.mu, leaf)
+    def direction(self, g, leaf):
+        return -self._shrunk(self.step_size * leaf.mu)
 
 
 class ScaleByMomoAdamState(eqx.Module):
@@ -160,12 +231,12 @@ class ScaleByMomoAdam(_AbstractMomo[ScaleByMomoAdamState]):
         Rates](https://arxiv.org/abs/2305.07583), 2023"
     """
 
-    learning_rate: Hyperparameter = hyperparameter(1e-2, within="[0, inf)")
-    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
-    b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)")
-    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
-    lower_bound: Hyperparameter = hyperparameter(0.0)
-    weight_decay: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    learning_rate: Number = hyperparameter(1e-2, within="[0, inf)")
+    b1: Number = hyperparameter(0.9, within="[0, 1)")
+    b2: Number = hyperparameter(0.999, within="[0, 1)")
+    eps: Number = hyperparameter(1e-8, within="[0, inf)")
+    lower_bound: Number = hyperparameter(0.0)
+    weight_decay: Number = hyperparameter(0.0, within="[0, inf)")
     adapt_lower_bound: bool = eqx.field(default=False, static=True)
     decay_where: Where | None = where_field()
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
@@ -173,103 +244,36 @@ class ScaleByMomoAdam(_AbstractMomo[ScaleByMomoAdamState]):
     def init(self, params: Params) -> ScaleByMomoAdamState:
         return ScaleByMomoAdamState(
             age=tree.fresh_count(),
-            **_fresh_numbers(self, params),
+            **self._fresh_numbers(params),
             mu=first_moment(self, params, "b1"),
             nu=tree.second_moment(params),
         )
 
-    def plan(self, params):
+    def plans(self, params):
         return decay_mask(self.decay_where, params)
 
-    def begin(self, now, state):
+    def begin(self, state):
         state.age = tree.increment(state.age)
-        now.c1, now.c2 = 1 - now.b1, 1 - now.b2
-        now.nu_scale = tree.bias_correction(now.b2, state.age)
+        self.c1, self.c2 = 1 - self.b1, 1 - self.b2
+        self.nu_scale = tree.bias_correction(self.b2, state.age)
 
-    def advance(self, now, g, leaf):
-        leaf.mu = now.b1 * leaf.mu + now.c1 * g
-        leaf.nu = now.b2 * leaf.nu + now.c2 * tree.bounded_square(g)
+    def advance(self, g, leaf):
+        leaf.mu = self.b1 * leaf.mu + self.c1 * g
+        leaf.nu = self.b2 * leaf.nu + self.c2 * tree.bounded_square(g)
 
-    def reduce(self, now, g, leaf):
-        return _products(g, leaf, tree.inner(leaf.mu, _scaled(now, leaf)))
+    def reduce(self, g, leaf):
+        return self._products(g, leaf.mu, tree.inner(leaf.mu, self._scaled(leaf.mu, leaf.nu)))
 
-    def finish(self, now, sums, state):
-        factor = tree.bias_correction(now.b1, jnp.max(state.age, initial=1))
-        _find_step_size(now, sums, state, now.b1, now.c1, factor)
+    def finish(self, sums, state):
+        factor = tree.bias_correction(self.b1, jnp.max(state.age, initial=1))
+        self._find_step_size(sums, state, self.b1, self.c1, factor)
 
-    def direction(self, now, g, leaf):
-        return -_shrunk(now, now.step_size * _scaled(now, leaf), leaf)
+    def direction(self, g, leaf):
+        return -self._shrunk(self.step_size * self._scaled(leaf.mu, leaf.nu))
 
-
-def _scaled(now: Any, leaf: Any) -> Array:
-    """m / D."""
-    return leaf.mu / (tree.root(tree.positive(leaf.nu) * now.nu_scale) + now.eps)
-
-
-def _fresh_numbers(rule: Any, params: Params) -> dict[str, Any]:
-    dtype = sum_dtype(params)
-    first = rule.at(Context(step=0)).lower_bound if rule.adapt_lower_bound else None
-    return {
-        "value": jnp.zeros((), dtype),
-        "gamma": jnp.zeros((), dtype),
-        "step_size": jnp.zeros((), dtype),
-        "lower_bound": None if first is None else jnp.array(first, dtype),
-    }
-
-
-def _products(g: Array, leaf: Any, square: Array) -> dict[str, Array]:
-    """⟨g, p⟩, ⟨m, p⟩ and ⟨m, m / D⟩; the last two once for a leaf that decays, and once for one
-    that does not."""
-    inner, zero = tree.inner(leaf.mu, leaf.p), jnp.zeros((), square.dtype)
-    decayed, fixed = ((inner, square), (zero, zero))[:: 1 if leaf.plan else -1]
-    return {
-        "product": tree.inner(g, leaf.p),
-        "inner": decayed[0],
-        "square": decayed[1],
-        "fixed_inner": fixed[0],
-        "fixed_square": fixed[1],
-    }
-
-
-def _find_step_size(
-    now: Any, sums: Any, state: Any, keep: Scalar, new: Scalar, factor: Scalar | float = 1.0
-) -> None:
-    """The new numbers of the state, from the sums of `_products`.
-
-    `keep` and `new` are the weights of the means, and `factor` is 1 / (1 − β₁ᵗ), for means that
-    started at zero. It also adds to `now` what `_shrunk` needs.
-    """
-    rate, bound = now.learning_rate, now.lower_bound
-    now.decay = rate * now.weight_decay
-    now.shrink = 1 / (1 + now.decay)
-    value = keep * state.value + new * now.value
-    gamma = keep * state.gamma + new * bounded(sums.product)
-    inner, fixed_inner = bounded(sums.inner), bounded(sums.fixed_inner)
-    square, fixed_square = bounded(sums.square), bounded(sums.fixed_square)
-    # The mean of the tangents, at the parameters after decay alone.
-    height = value - gamma + (now.shrink * inner + fixed_inner)
-    lowest = bound if state.lower_bound is None else state.lower_bound
-    if state.lower_bound is not None:
-        too_high = height * factor < lowest
-        lowest = jnp.where(too_high, jnp.maximum(height * factor / 2, bound), lowest)
-    gap = jnp.maximum(height - lowest / factor, 0)
-    shrunk_square = now.shrink * square + fixed_square
-    # Divided only where the quotient counts: at zero its derivative is infinite.
-    longest = rate * factor
-    is_longest = gap >= longest * shrunk_square
-    divisor = jnp.where(is_longest, 1, tree.positive(shrunk_square))
-    now.step_size = jnp.where(is_longest, longest, gap / divisor)
-    if state.lower_bound is not None:
-        reached = (
-            value + (inner + fixed_inner) - gamma - now.step_size * (square + fixed_square) / 2
-        )
-        state.lower_bound = jnp.maximum(reached * factor, bound)
-    state.value, state.gamma, state.step_size = value, gamma, now.step_size
-
-
-def _shrunk(now: Any, step: Array, leaf: Any) -> Array:
-    """p − ρ·(p − step), or the step itself where nothing decays."""
-    return now.shrink * (step + now.decay * leaf.p) if leaf.plan else step
+    def _scaled(self, mu: Array, nu: Array) -> Array:
+        """m / D."""
+        return mu / (tree.root(tree.positive(nu) * self.nu_scale) + self.eps)
 
 
 @advise_keywords

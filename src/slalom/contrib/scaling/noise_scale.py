@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree, Real
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.fields.declare import Number, hyperparameter
 from ..._core.protocol.context import Context
 from ..._core.protocol.per_example import AbstractPerExampleTransform
 from ..._core.state.marks import until_reset
@@ -55,7 +55,7 @@ class MeasureGradientNoise(AbstractPerExampleTransform):
         Training](https://arxiv.org/abs/1812.06162), 2018"
     """
 
-    decay: Hyperparameter = hyperparameter(0.99, within="[0, 1)")
+    decay: Number = hyperparameter(0.99, within="[0, 1)")
 
     def init(self, params: Params) -> MeasureGradientNoiseState:
         tree.check_inexact(params)

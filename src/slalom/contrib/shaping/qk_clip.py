@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, count_field, hyperparameter, layout_field
+from ..._core.fields.declare import Number, count_field, hyperparameter, layout_field
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import CHECK
 from ..._core.protocol.stateless import AbstractStatelessTransform
@@ -138,12 +138,12 @@ class QKClip(AbstractStatelessTransform):
     ??? cite "Kimi Team, [Kimi K2](https://arxiv.org/abs/2507.20534), 2025"
     """
 
-    threshold: Hyperparameter = hyperparameter(100.0, within="(0, inf)")
+    threshold: Number = hyperparameter(100.0, within="(0, inf)")
     heads: int = count_field(kw_only=True)
     where: Mapping[Any, str] | Where = eqx.field(
         static=True, kw_only=True, converter=as_layout, metadata={CHECK: _check_roles}
     )
-    alpha: Hyperparameter = hyperparameter(0.5, within="[0, 1]", kw_only=True)
+    alpha: Number = hyperparameter(0.5, within="[0, 1]", kw_only=True)
     layout: LayoutLike = layout_field()
 
     needs: ClassVar[tuple[str, ...]] = ("params", "max_logits")

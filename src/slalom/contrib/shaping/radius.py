@@ -7,7 +7,7 @@ from jaxtyping import Array, Inexact
 
 from ... import tree
 from ..._core.engine.matrices import matrices
-from ..._core.fields.declare import Hyperparameter, choice_field, hyperparameter, layout_field
+from ..._core.fields.declare import Number, choice_field, hyperparameter, layout_field
 from ..._core.protocol.rule import AbstractRule
 from ...rules.matrices._newton_schulz import divided_by_norm
 from ...tree.types import Params
@@ -45,14 +45,14 @@ class UpdateFloor(_AbstractOfMatrices):
         track 3"
     """
 
-    ratio: Hyperparameter = hyperparameter(within="[0, inf)")
+    ratio: Number = hyperparameter(within="[0, inf)")
     per: str = choice_field("row", "matrix", kw_only=True)
     layout: LayoutLike = layout_field()
 
-    def direction(self, now, g, leaf):
+    def direction(self, g, leaf):
         axes = (-1,) if self.per == "row" else (-2, -1)
         unit, size = _unit_and_norm(g, axes)
-        floor = now.ratio * _unit_and_norm(leaf.p, axes)[1]
+        floor = self.ratio * _unit_and_norm(self.p, axes)[1]
         return jnp.where(size < floor, unit * floor, g)
 
 
@@ -73,13 +73,13 @@ class RadialBrake(_AbstractOfMatrices):
         track 3"
     """
 
-    strength: Hyperparameter = hyperparameter(0.5, within="[0, 1]")
+    strength: Number = hyperparameter(0.5, within="[0, 1]")
     layout: LayoutLike = layout_field()
 
-    def direction(self, now, g, leaf):
-        unit, _ = _unit_and_norm(leaf.p, (-2, -1))
-        radial = tree.inner(g, unit).astype(now.strength.dtype)
-        return g - now.strength * jnp.minimum(radial, 0) * unit
+    def direction(self, g, leaf):
+        unit, _ = _unit_and_norm(self.p, (-2, -1))
+        radial = tree.inner(g, unit).astype(self.strength.dtype)
+        return g - self.strength * jnp.minimum(radial, 0) * unit
 
 
 class PinRadius(_AbstractOfMatrices):
@@ -111,13 +111,13 @@ class PinRadius(_AbstractOfMatrices):
 
     layout: LayoutLike = layout_field()
 
-    def direction(self, now, g, leaf):
-        before, radius = _unit_and_norm(leaf.p, (-2, -1))
-        after, length = _unit_and_norm(leaf.p + g, (-2, -1))
+    def direction(self, g, leaf):
+        before, radius = _unit_and_norm(self.p, (-2, -1))
+        after, length = _unit_and_norm(self.p + g, (-2, -1))
         # The factor is the cosine of the angle. 1 − cos would lose a small angle to rounding.
         change = jnp.sum(tree.abs_squared(after - before)) / 2
         change = jnp.where((radius == 0) | (length == 0), 0, change)
-        return g - change * (leaf.p + g)
+        return g - change * (self.p + g)
 
 
 def _unit_and_norm(

@@ -1,14 +1,15 @@
 """Code shared by Adam and its variants."""
 
 import abc
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import equinox as eqx
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import tree
+from ..._core.fields.declare import Number
 from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import State
 from ..._core.state.marks import param_like, per_leaf
 from ...tree.types import Params
 from ..momentum.momentum import first_moment
@@ -22,7 +23,39 @@ class ScaleByAdamState(eqx.Module):
     nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
 
 
-class AbstractAdam(AbstractRule[ScaleByAdamState]):
+class AbstractDecays:
+    """The fields b1 and b2 of a rule, for type checkers."""
+
+    # Abstract variables would come first in the signature of a rule.
+    b1: Number
+    b2: Number
+
+
+class AbstractMoments(AbstractRule[State], AbstractDecays):
+    """A rule with a mean of gradients and a mean of squares that both start at zero."""
+
+    def _correct_biases(self, state: Any, nesterov: bool = False) -> None:
+        """Adds one to `age`, and sets 1 − β₁, 1 − β₂ and the factors of both means."""
+        age = state.age = tree.increment(state.age)
+        self.c1, self.c2 = 1 - self.b1, 1 - self.b2
+        self.mu_scale, self.g_scale = tree.bias_correction(self.b1, age), None
+        self.nu_scale = tree.bias_correction(self.b2, age)
+        if nesterov:
+            self.g_scale = self.c1 * self.mu_scale
+            self.mu_scale = self.b1 * tree.bias_correction(self.b1, tree.increment(age))
+
+    @abc.abstractmethod
+    def advance(self, g: Array, leaf: State) -> None:
+        """As `AbstractRule.advance`."""
+
+    def _debiased_mean(self, g: Array, mu: Array) -> Array:
+        """m̂ₜ = mₜ / (1 − β₁ᵗ), or with Nesterov β₁·mₜ / (1 − β₁ᵗ⁺¹) + (1 − β₁)·gₜ / (1 − β₁ᵗ)."""
+        if self.g_scale is None:
+            return self.mu_scale * mu
+        return self.mu_scale * mu + self.g_scale * g
+
+
+class AbstractAdam(AbstractMoments[ScaleByAdamState]):
     """A rule with the state of Adam."""
 
     wide_mean: ClassVar[bool] = False
@@ -38,23 +71,5 @@ class AbstractAdam(AbstractRule[ScaleByAdamState]):
         )
 
     @abc.abstractmethod
-    def advance(self, now: Any, g: Array, leaf: Any) -> None:
-        """As `AbstractRule.advance`."""
-
-
-def begin_adam(now: SimpleNamespace, state: Any, nesterov: bool = False) -> None:
-    """Adds one to `age`, and to `now` 1 − β₁, 1 − β₂ and the factors of both means."""
-    age = state.age = tree.increment(state.age)
-    now.c1, now.c2 = 1 - now.b1, 1 - now.b2
-    now.mu_scale, now.g_scale = tree.bias_correction(now.b1, age), None
-    now.nu_scale = tree.bias_correction(now.b2, age)
-    if nesterov:
-        now.g_scale = now.c1 * now.mu_scale
-        now.mu_scale = now.b1 * tree.bias_correction(now.b1, tree.increment(age))
-
-
-def debiased_mean(now: SimpleNamespace, g: Array, mu: Array) -> Array:
-    """m̂ₜ = mₜ / (1 − β₁ᵗ), or with Nesterov β₁·mₜ / (1 − β₁ᵗ⁺¹) + (1 − β₁)·gₜ / (1 − β₁ᵗ)."""
-    if now.g_scale is None:
-        return now.mu_scale * mu
-    return now.mu_scale * mu + now.g_scale * g
+    def direction(self, g: Array, leaf: ScaleByAdamState) -> Array:
+        """As `AbstractRule.direction`."""

@@ -6,7 +6,7 @@ import equinox as eqx
 import numpy as np
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.fields.declare import Hyperparameter, Number, dtype_field, hyperparameter
 from ..._core.protocol.chain import chain
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.advice import advise_keywords
@@ -16,8 +16,6 @@ from ..shaping.scale import ScaleByLearningRate
 from ._adam import (
     AbstractAdam,
     ScaleByAdamState as ScaleByAdamState,
-    begin_adam,
-    debiased_mean,
 )
 
 
@@ -51,23 +49,23 @@ class ScaleByAdam(AbstractAdam):
         momentum into Adam, 2016"
     """
 
-    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
-    b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)")
-    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
-    eps_root: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    b1: Number = hyperparameter(0.9, within="[0, 1)")
+    b2: Number = hyperparameter(0.999, within="[0, 1)")
+    eps: Number = hyperparameter(1e-8, within="[0, inf)")
+    eps_root: Number = hyperparameter(0.0, within="[0, inf)")
     mu_dtype: np.dtype | None = dtype_field()
     nesterov: bool = eqx.field(default=False, static=True, kw_only=True)
 
-    def begin(self, now, state):
-        begin_adam(now, state, self.nesterov)
+    def begin(self, state):
+        self._correct_biases(state, self.nesterov)
 
-    def advance(self, now, g, leaf):
-        leaf.mu = now.b1 * leaf.mu + now.c1 * g
-        leaf.nu = now.b2 * leaf.nu + now.c2 * tree.bounded_square(g)
+    def advance(self, g, leaf):
+        leaf.mu = self.b1 * leaf.mu + self.c1 * g
+        leaf.nu = self.b2 * leaf.nu + self.c2 * tree.bounded_square(g)
 
-    def direction(self, now, g, leaf):
-        divisor = tree.root(tree.positive(leaf.nu) * now.nu_scale + now.eps_root) + now.eps
-        return debiased_mean(now, g, leaf.mu) / divisor
+    def direction(self, g, leaf):
+        divisor = tree.root(tree.positive(leaf.nu) * self.nu_scale + self.eps_root) + self.eps
+        return self._debiased_mean(g, leaf.mu) / divisor
 
 
 @advise_keywords

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Int, Real
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.fields.declare import Hyperparameter, Number, dtype_field, hyperparameter
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.transform import AbstractTransform
@@ -17,7 +17,7 @@ from ...tree.means import log_of_decay
 from ...tree.types import Params, Scalar
 from ..momentum.momentum import first_moment
 from ..shaping.scale import ScaleByLearningRate
-from ._adam import AbstractAdam, ScaleByAdamState, begin_adam, debiased_mean
+from ._adam import AbstractAdam, ScaleByAdamState
 
 
 class ScaleByBelief(AbstractAdam):
@@ -38,26 +38,26 @@ class ScaleByBelief(AbstractAdam):
     ??? cite "Zhuang et al., [AdaBelief Optimizer](https://arxiv.org/abs/2010.07468), 2020"
     """
 
-    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
-    b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)")
-    eps: Hyperparameter = hyperparameter(1e-16, within="[0, inf)")
-    eps_root: Hyperparameter = hyperparameter(1e-16, within="[0, inf)")
+    b1: Number = hyperparameter(0.9, within="[0, 1)")
+    b2: Number = hyperparameter(0.999, within="[0, 1)")
+    eps: Number = hyperparameter(1e-16, within="[0, inf)")
+    eps_root: Number = hyperparameter(1e-16, within="[0, inf)")
     nesterov: bool = eqx.field(default=False, static=True, kw_only=True)
 
     wide_mean: ClassVar[bool] = True
 
-    def begin(self, now, state):
-        begin_adam(now, state, self.nesterov)
+    def begin(self, state):
+        self._correct_biases(state, self.nesterov)
 
-    def advance(self, now, g, leaf):
-        leaf.mu = now.b1 * leaf.mu + now.c1 * g
+    def advance(self, g, leaf):
+        leaf.mu = self.b1 * leaf.mu + self.c1 * g
         # For the order of the sums see `_core/engine`.
-        square = now.c2 * tree.bounded_square(g - leaf.mu) + now.eps_root
-        leaf.nu = now.b2 * leaf.nu + square
+        square = self.c2 * tree.bounded_square(g - leaf.mu) + self.eps_root
+        leaf.nu = self.b2 * leaf.nu + square
 
-    def direction(self, now, g, leaf):
-        divisor = tree.root(tree.positive(leaf.nu) * now.nu_scale) + now.eps
-        return debiased_mean(now, g, leaf.mu) / divisor
+    def direction(self, g, leaf):
+        divisor = tree.root(tree.positive(leaf.nu) * self.nu_scale) + self.eps
+        return self._debiased_mean(g, leaf.mu) / divisor
 
 
 class ScaleByYogi(AbstractAdam):
@@ -84,11 +84,11 @@ class ScaleByYogi(AbstractAdam):
         2018"
     """
 
-    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
-    b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)")
-    eps: Hyperparameter = hyperparameter(1e-3, within="[0, inf)")
-    eps_root: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
-    initial_accumulator_value: Hyperparameter = hyperparameter(1e-6, within="[0, inf)")
+    b1: Number = hyperparameter(0.9, within="[0, 1)")
+    b2: Number = hyperparameter(0.999, within="[0, 1)")
+    eps: Number = hyperparameter(1e-3, within="[0, inf)")
+    eps_root: Number = hyperparameter(0.0, within="[0, inf)")
+    initial_accumulator_value: Number = hyperparameter(1e-6, within="[0, inf)")
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     def init(self, params: Params) -> ScaleByAdamState:
@@ -99,17 +99,17 @@ class ScaleByYogi(AbstractAdam):
             nu=tree.second_moment(params, value=start),
         )
 
-    def begin(self, now, state):
-        begin_adam(now, state)
+    def begin(self, state):
+        self._correct_biases(state)
 
-    def advance(self, now, g, leaf):
+    def advance(self, g, leaf):
         square = tree.bounded_square(g)
-        leaf.mu = now.b1 * leaf.mu + now.c1 * g
-        leaf.nu = leaf.nu - now.c2 * jnp.sign(leaf.nu - square) * square
+        leaf.mu = self.b1 * leaf.mu + self.c1 * g
+        leaf.nu = leaf.nu - self.c2 * jnp.sign(leaf.nu - square) * square
 
-    def direction(self, now, g, leaf):
-        divisor = tree.root(tree.positive(leaf.nu) * now.nu_scale + now.eps_root) + now.eps
-        return leaf.mu * now.mu_scale / divisor
+    def direction(self, g, leaf):
+        divisor = tree.root(tree.positive(leaf.nu) * self.nu_scale + self.eps_root) + self.eps
+        return leaf.mu * self.mu_scale / divisor
 
 
 class ScaleByRadam(AbstractAdam):
@@ -138,30 +138,30 @@ class ScaleByRadam(AbstractAdam):
         Beyond](https://arxiv.org/abs/1908.03265), 2019"
     """
 
-    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
-    b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)")
-    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
-    eps_root: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
-    threshold: Hyperparameter = hyperparameter(5.0, within="[4, inf)")
+    b1: Number = hyperparameter(0.9, within="[0, 1)")
+    b2: Number = hyperparameter(0.999, within="[0, 1)")
+    eps: Number = hyperparameter(1e-8, within="[0, inf)")
+    eps_root: Number = hyperparameter(0.0, within="[0, inf)")
+    threshold: Number = hyperparameter(5.0, within="[4, inf)")
     nesterov: bool = eqx.field(default=False, static=True, kw_only=True)
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
-    def begin(self, now, state):
-        begin_adam(now, state, self.nesterov)
-        rho, limit = _degrees_of_freedom(now.b2, state.age)
-        now.rectified = rho >= now.threshold
+    def begin(self, state):
+        self._correct_biases(state, self.nesterov)
+        rho, limit = _degrees_of_freedom(self.b2, state.age)
+        self.rectified = rho >= self.threshold
         # The unused branch must be finite too: a derivative multiplies it by 0.
-        rho = jnp.where(now.rectified, rho, 5)
-        limit = jnp.where(now.rectified, limit, 5)
-        now.r = jnp.sqrt((rho - 4) * (rho - 2) * limit / ((limit - 4) * (limit - 2) * rho))
+        rho = jnp.where(self.rectified, rho, 5)
+        limit = jnp.where(self.rectified, limit, 5)
+        self.r = jnp.sqrt((rho - 4) * (rho - 2) * limit / ((limit - 4) * (limit - 2) * rho))
 
-    def advance(self, now, g, leaf):
-        leaf.mu = now.b1 * leaf.mu + now.c1 * g
-        leaf.nu = now.b2 * leaf.nu + now.c2 * tree.bounded_square(g)
+    def advance(self, g, leaf):
+        leaf.mu = self.b1 * leaf.mu + self.c1 * g
+        leaf.nu = self.b2 * leaf.nu + self.c2 * tree.bounded_square(g)
 
-    def direction(self, now, g, leaf):
-        divisor = tree.root(tree.positive(leaf.nu) * now.nu_scale + now.eps_root) + now.eps
-        return debiased_mean(now, g, leaf.mu) * jnp.where(now.rectified, now.r / divisor, 1)
+    def direction(self, g, leaf):
+        divisor = tree.root(tree.positive(leaf.nu) * self.nu_scale + self.eps_root) + self.eps
+        return self._debiased_mean(g, leaf.mu) * jnp.where(self.rectified, self.r / divisor, 1)
 
 
 def _degrees_of_freedom(

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.fields.declare import Hyperparameter, Number, dtype_field, hyperparameter
 from ..._core.protocol.chain import chain
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.advice import advise_keywords
@@ -33,22 +33,22 @@ class ScaleByAdamax(AbstractAdam):
     ??? cite "Kingma & Ba, [Adam](https://arxiv.org/abs/1412.6980), 2014"
     """
 
-    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
-    b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)")
-    eps: Hyperparameter = hyperparameter(1e-8, within="(0, inf)")
+    b1: Number = hyperparameter(0.9, within="[0, 1)")
+    b2: Number = hyperparameter(0.999, within="[0, 1)")
+    eps: Number = hyperparameter(1e-8, within="(0, inf)")
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
-    def begin(self, now, state):
+    def begin(self, state):
         age = state.age = tree.increment(state.age)
-        now.c1 = 1 - now.b1
-        now.mu_scale = tree.bias_correction(now.b1, age)
+        self.c1 = 1 - self.b1
+        self.mu_scale = tree.bias_correction(self.b1, age)
 
-    def advance(self, now, g, leaf):
-        leaf.mu = now.b1 * leaf.mu + now.c1 * g
-        leaf.nu = jnp.maximum(now.b2 * leaf.nu, jnp.abs(g) + now.eps)
+    def advance(self, g, leaf):
+        leaf.mu = self.b1 * leaf.mu + self.c1 * g
+        leaf.nu = jnp.maximum(self.b2 * leaf.nu, jnp.abs(g) + self.eps)
 
-    def direction(self, now, g, leaf):
-        return leaf.mu * now.mu_scale / leaf.nu
+    def direction(self, g, leaf):
+        return leaf.mu * self.mu_scale / leaf.nu
 
 
 @advise_keywords

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.fields.declare import Hyperparameter, Number, dtype_field, hyperparameter
 from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
@@ -55,11 +55,11 @@ class ScaleByAdan(AbstractRule[ScaleByAdanState]):
     ??? cite "Xie et al., [Adan](https://arxiv.org/abs/2208.06677), 2022"
     """
 
-    b1: Hyperparameter = hyperparameter(0.98, within="[0, 1)")
-    b2: Hyperparameter = hyperparameter(0.92, within="[0, 1)")
-    b3: Hyperparameter = hyperparameter(0.99, within="[0, 1)")
-    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
-    eps_root: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    b1: Number = hyperparameter(0.98, within="[0, 1)")
+    b2: Number = hyperparameter(0.92, within="[0, 1)")
+    b3: Number = hyperparameter(0.99, within="[0, 1)")
+    eps: Number = hyperparameter(1e-8, within="[0, inf)")
+    eps_root: Number = hyperparameter(0.0, within="[0, inf)")
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     written_last: ClassVar[tuple[str, ...]] = ("g",)
@@ -73,24 +73,24 @@ class ScaleByAdan(AbstractRule[ScaleByAdanState]):
             g=tree.first_moment(params, self.mu_dtype),
         )
 
-    def begin(self, now, state):
+    def begin(self, state):
         age = state.age = tree.increment(state.age)
-        now.c1, now.c2, now.c3 = 1 - now.b1, 1 - now.b2, 1 - now.b3
-        now.m_scale = tree.bias_correction(now.b1, age)
-        now.v_scale = now.b2 * tree.bias_correction(now.b2, age)
-        now.n_scale = tree.bias_correction(now.b3, age)
-        now.has_previous = age > 1
+        self.c1, self.c2, self.c3 = 1 - self.b1, 1 - self.b2, 1 - self.b3
+        self.m_scale = tree.bias_correction(self.b1, age)
+        self.v_scale = self.b2 * tree.bias_correction(self.b2, age)
+        self.n_scale = tree.bias_correction(self.b3, age)
+        self.has_previous = age > 1
 
-    def advance(self, now, g, leaf):
-        difference = jnp.where(now.has_previous, g - leaf.g, 0)
-        leaf.m = now.b1 * leaf.m + now.c1 * g
-        leaf.v = now.b2 * leaf.v + now.c2 * difference
-        leaf.n = now.b3 * leaf.n + now.c3 * tree.bounded_square(g + now.b2 * difference)
+    def advance(self, g, leaf):
+        difference = jnp.where(self.has_previous, g - leaf.g, 0)
+        leaf.m = self.b1 * leaf.m + self.c1 * g
+        leaf.v = self.b2 * leaf.v + self.c2 * difference
+        leaf.n = self.b3 * leaf.n + self.c3 * tree.bounded_square(g + self.b2 * difference)
         leaf.g = g
 
-    def direction(self, now, g, leaf):
-        divisor = tree.root(tree.positive(leaf.n) * now.n_scale + now.eps_root) + now.eps
-        return (now.m_scale * leaf.m + now.v_scale * leaf.v) / divisor
+    def direction(self, g, leaf):
+        divisor = tree.root(tree.positive(leaf.n) * self.n_scale + self.eps_root) + self.eps
+        return (self.m_scale * leaf.m + self.v_scale * leaf.v) / divisor
 
 
 @advise_keywords

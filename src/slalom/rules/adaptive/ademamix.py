@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.fields.declare import Hyperparameter, Number, dtype_field, hyperparameter
 from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
@@ -73,12 +73,12 @@ class ScaleByAdemamix(AbstractRule[ScaleByAdemamixState]):
         Older](https://arxiv.org/abs/2409.03137), 2024"
     """
 
-    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
-    b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)")
-    b3: Hyperparameter = hyperparameter(0.9999, within="[0, 1)")
-    alpha: Hyperparameter = hyperparameter(6.0, within="[0, inf)")
-    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
-    eps_root: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    b1: Number = hyperparameter(0.9, within="[0, 1)")
+    b2: Number = hyperparameter(0.999, within="[0, 1)")
+    b3: Number = hyperparameter(0.9999, within="[0, 1)")
+    alpha: Number = hyperparameter(6.0, within="[0, inf)")
+    eps: Number = hyperparameter(1e-8, within="[0, inf)")
+    eps_root: Number = hyperparameter(0.0, within="[0, inf)")
     mu_dtype: np.dtype | None = dtype_field()
 
     def init(self, params: Params) -> ScaleByAdemamixState:
@@ -89,20 +89,20 @@ class ScaleByAdemamix(AbstractRule[ScaleByAdemamixState]):
             nu=tree.second_moment(params),
         )
 
-    def begin(self, now, state):
+    def begin(self, state):
         age = state.age = tree.increment(state.age)
-        now.c1, now.c2, now.c3 = 1 - now.b1, 1 - now.b2, 1 - now.b3
-        now.m1_scale = tree.bias_correction(now.b1, age)
-        now.nu_scale = tree.bias_correction(now.b2, age)
+        self.c1, self.c2, self.c3 = 1 - self.b1, 1 - self.b2, 1 - self.b3
+        self.m1_scale = tree.bias_correction(self.b1, age)
+        self.nu_scale = tree.bias_correction(self.b2, age)
 
-    def advance(self, now, g, leaf):
-        leaf.m1 = now.b1 * leaf.m1 + now.c1 * g
-        leaf.m2 = now.b3 * leaf.m2 + now.c3 * g
-        leaf.nu = now.b2 * leaf.nu + now.c2 * tree.bounded_square(g)
+    def advance(self, g, leaf):
+        leaf.m1 = self.b1 * leaf.m1 + self.c1 * g
+        leaf.m2 = self.b3 * leaf.m2 + self.c3 * g
+        leaf.nu = self.b2 * leaf.nu + self.c2 * tree.bounded_square(g)
 
-    def direction(self, now, g, leaf):
-        divisor = tree.root(tree.positive(leaf.nu) * now.nu_scale + now.eps_root) + now.eps
-        return (now.m1_scale * leaf.m1 + now.alpha * leaf.m2) / divisor
+    def direction(self, g, leaf):
+        divisor = tree.root(tree.positive(leaf.nu) * self.nu_scale + self.eps_root) + self.eps
+        return (self.m1_scale * leaf.m1 + self.alpha * leaf.m2) / divisor
 
 
 @advise_keywords

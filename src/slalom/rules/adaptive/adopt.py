@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Real
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.fields.declare import Hyperparameter, Number, dtype_field, hyperparameter
 from ..._core.protocol.chain import chain
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.advice import advise_keywords
@@ -51,9 +51,9 @@ class ScaleByAdopt(AbstractAdam):
         Rate](https://arxiv.org/abs/2411.02853), 2024"
     """
 
-    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
-    b2: Hyperparameter = hyperparameter(0.9999, within="[0, 1)")
-    eps: Hyperparameter = hyperparameter(1e-6, within="[0, inf)")
+    b1: Number = hyperparameter(0.9, within="[0, 1)")
+    b2: Number = hyperparameter(0.9999, within="[0, 1)")
+    eps: Number = hyperparameter(1e-6, within="[0, inf)")
     mu_dtype: np.dtype | None = dtype_field()
     nesterov: bool = eqx.field(default=False, static=True, kw_only=True)
     use_clipping: bool = eqx.field(default=True, static=True, kw_only=True)
@@ -61,32 +61,32 @@ class ScaleByAdopt(AbstractAdam):
 
     written_last: ClassVar[tuple[str, ...]] = ("nu",)
 
-    def begin(self, now, state):
-        now.first = state.age == 0
-        now.c1 = 1 - now.b1
-        now.keep = jnp.where(now.first, 0, now.b2)
-        now.c2 = 1 - now.keep
+    def begin(self, state):
+        self.first = state.age == 0
+        self.c1 = 1 - self.b1
+        self.keep = jnp.where(self.first, 0, self.b2)
+        self.c2 = 1 - self.keep
         if self.use_clipping:
-            limit = self.clip_value_fn(jnp.asarray(state.age, now.b1.dtype))
-            now.limit = jnp.asarray(limit, now.b1.dtype)
+            limit = self.clip_value_fn(jnp.asarray(state.age, self.b1.dtype))
+            self.limit = jnp.asarray(limit, self.b1.dtype)
         state.age = tree.increment(state.age)
 
-    def advance(self, now, g, leaf):
+    def advance(self, g, leaf):
         # With Nesterov, XLA copies the old mean of squares: the new one has lost digits of it.
-        leaf.divided = self._divided(now, g, leaf.nu)
-        leaf.mu = now.b1 * leaf.mu + now.c1 * leaf.divided
-        leaf.nu = now.keep * leaf.nu + now.c2 * tree.bounded_square(g)
+        self.divided = self._divided(g, leaf.nu)
+        leaf.mu = self.b1 * leaf.mu + self.c1 * self.divided
+        leaf.nu = self.keep * leaf.nu + self.c2 * tree.bounded_square(g)
 
-    def direction(self, now, g, leaf):
-        return now.b1 * leaf.mu + now.c1 * leaf.divided if self.nesterov else leaf.mu
+    def direction(self, g, leaf):
+        return self.b1 * leaf.mu + self.c1 * self.divided if self.nesterov else leaf.mu
 
-    def _divided(self, now: Any, g: Array, nu: Array) -> Array:
-        n = g / jnp.maximum(tree.root(tree.positive(nu)), now.eps)
+    def _divided(self, g: Array, nu: Array) -> Array:
+        n = g / jnp.maximum(tree.root(tree.positive(nu)), self.eps)
         if self.use_clipping and jnp.iscomplexobj(n):
-            n = n * jnp.minimum(1, now.limit / jnp.maximum(jnp.abs(n), now.limit))
+            n = n * jnp.minimum(1, self.limit / jnp.maximum(jnp.abs(n), self.limit))
         elif self.use_clipping:
-            n = jnp.clip(n, -now.limit, now.limit)
-        return jnp.where(now.first, 0, n)
+            n = jnp.clip(n, -self.limit, self.limit)
+        return jnp.where(self.first, 0, n)
 
 
 @advise_keywords

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.fields.declare import Hyperparameter, Number, dtype_field, hyperparameter
 from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
@@ -51,10 +51,10 @@ class ScaleByAmsgrad(AbstractRule[ScaleByAmsgradState]):
         Beyond](https://openreview.net/forum?id=ryQu7f-RZ), 2018"
     """
 
-    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
-    b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)")
-    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
-    eps_root: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    b1: Number = hyperparameter(0.9, within="[0, 1)")
+    b2: Number = hyperparameter(0.999, within="[0, 1)")
+    eps: Number = hyperparameter(1e-8, within="[0, inf)")
+    eps_root: Number = hyperparameter(0.0, within="[0, inf)")
     mu_dtype: np.dtype | None = dtype_field()
     bias_correction_mu: bool = eqx.field(default=True, static=True)
     bias_correction_nu: bool = eqx.field(default=True, static=True)
@@ -67,21 +67,21 @@ class ScaleByAmsgrad(AbstractRule[ScaleByAmsgradState]):
             nu_max=tree.second_moment(params),
         )
 
-    def begin(self, now, state):
+    def begin(self, state):
         age = state.age = tree.increment(state.age)
-        now.c1, now.c2 = 1 - now.b1, 1 - now.b2
-        one = jnp.ones(age.shape, now.b1.dtype)
-        now.mu_scale = tree.bias_correction(now.b1, age) if self.bias_correction_mu else one
-        now.nu_scale = tree.bias_correction(now.b2, age) if self.bias_correction_nu else one
+        self.c1, self.c2 = 1 - self.b1, 1 - self.b2
+        one = jnp.ones(age.shape, self.b1.dtype)
+        self.mu_scale = tree.bias_correction(self.b1, age) if self.bias_correction_mu else one
+        self.nu_scale = tree.bias_correction(self.b2, age) if self.bias_correction_nu else one
 
-    def advance(self, now, g, leaf):
-        leaf.mu = now.b1 * leaf.mu + now.c1 * g
-        leaf.nu = now.b2 * leaf.nu + now.c2 * tree.bounded_square(g)
-        leaf.nu_max = jnp.maximum(leaf.nu_max, leaf.nu * now.nu_scale)
+    def advance(self, g, leaf):
+        leaf.mu = self.b1 * leaf.mu + self.c1 * g
+        leaf.nu = self.b2 * leaf.nu + self.c2 * tree.bounded_square(g)
+        leaf.nu_max = jnp.maximum(leaf.nu_max, leaf.nu * self.nu_scale)
 
-    def direction(self, now, g, leaf):
-        divisor = tree.root(tree.positive(leaf.nu_max) + now.eps_root) + now.eps
-        return leaf.mu * now.mu_scale / divisor
+    def direction(self, g, leaf):
+        divisor = tree.root(tree.positive(leaf.nu_max) + self.eps_root) + self.eps
+        return leaf.mu * self.mu_scale / divisor
 
 
 @advise_keywords

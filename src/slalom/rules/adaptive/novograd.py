@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.fields.declare import Hyperparameter, Number, dtype_field, hyperparameter
 from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
@@ -52,11 +52,11 @@ class ScaleByNovograd(AbstractRule[ScaleByNovogradState]):
         Training of Deep Networks](https://arxiv.org/abs/1905.11286), 2019"
     """
 
-    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
-    b2: Hyperparameter = hyperparameter(0.25, within="[0, 1)")
-    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
-    eps_root: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
-    weight_decay: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    b1: Number = hyperparameter(0.9, within="[0, 1)")
+    b2: Number = hyperparameter(0.25, within="[0, 1)")
+    eps: Number = hyperparameter(1e-8, within="[0, inf)")
+    eps_root: Number = hyperparameter(0.0, within="[0, inf)")
+    weight_decay: Number = hyperparameter(0.0, within="[0, inf)")
     mu_dtype: np.dtype | None = dtype_field()
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
@@ -68,22 +68,22 @@ class ScaleByNovograd(AbstractRule[ScaleByNovogradState]):
             mu=first_moment(self, params, "b1"),
         )
 
-    def begin(self, now, state):
+    def begin(self, state):
         state.age = tree.increment(state.age)
 
-    def measure(self, now, g, leaf):
+    def measure(self, g, leaf):
         return {"square": tree.bounded(jnp.sum(tree.abs_squared(g)))}
 
-    def finish(self, now, sums, state):
+    def finish(self, sums, state):
         square = sums.each("square")
-        mean = now.b2 * state.nu + (1 - now.b2) * square
+        mean = self.b2 * state.nu + (1 - self.b2) * square
         state.nu = jnp.where(state.age == 1, square, mean)
-        now.inverse_norm = 1 / (tree.root(tree.positive(state.nu) + now.eps_root) + now.eps)
+        self.inverse_norm = 1 / (tree.root(tree.positive(state.nu) + self.eps_root) + self.eps)
 
-    def advance(self, now, g, leaf):
-        leaf.mu = now.b1 * leaf.mu + (g * now.inverse_norm + now.weight_decay * leaf.p)
+    def advance(self, g, leaf):
+        leaf.mu = self.b1 * leaf.mu + (g * self.inverse_norm + self.weight_decay * self.p)
 
-    def direction(self, now, g, leaf):
+    def direction(self, g, leaf):
         return leaf.mu
 
 

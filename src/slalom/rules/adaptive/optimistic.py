@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.fields.declare import Hyperparameter, Number, hyperparameter
 from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
@@ -42,26 +42,26 @@ class ScaleByOptimisticGradient(AbstractRule[ScaleByOptimisticGradientState]):
         Methods](https://arxiv.org/abs/1901.08511), 2019"
     """
 
-    alpha: Hyperparameter = hyperparameter(1.0)
-    beta: Hyperparameter = hyperparameter(1.0)
+    alpha: Number = hyperparameter(1.0)
+    beta: Number = hyperparameter(1.0)
 
     def init(self, params: Params) -> ScaleByOptimisticGradientState:
         return ScaleByOptimisticGradientState(
             age=tree.fresh_count(), previous_gradient=tree.first_moment(params)
         )
 
-    def begin(self, now, state):
-        now.first = state.age == 0
+    def begin(self, state):
+        self.first = state.age == 0
         state.age = tree.increment(state.age)
 
-    def advance(self, now, g, leaf):
+    def advance(self, g, leaf):
         # XLA copies the previous gradient, which is unavoidable: the change cannot be derived from
         # the new state, which is g alone.
-        leaf.change = jnp.where(now.first, 0, g - leaf.previous_gradient)
+        self.change = jnp.where(self.first, 0, g - leaf.previous_gradient)
         leaf.previous_gradient = g
 
-    def direction(self, now, g, leaf):
-        return now.alpha * g + now.beta * leaf.change
+    def direction(self, g, leaf):
+        return self.alpha * g + self.beta * self.change
 
 
 @advise_keywords

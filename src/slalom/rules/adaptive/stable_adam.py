@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.fields.declare import Hyperparameter, Number, dtype_field, hyperparameter
 from ..._core.protocol.chain import chain
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.advice import advise_keywords
@@ -42,35 +42,35 @@ class ScaleByStableAdam(AbstractAdam):
         models](https://arxiv.org/abs/2304.13013), 2023"
     """
 
-    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
-    b2: Hyperparameter = hyperparameter(0.99, within="[0, 1)")
-    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
-    weight_decay: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
-    clipping_threshold: Hyperparameter = hyperparameter(1.0, within="(0, inf)")
+    b1: Number = hyperparameter(0.9, within="[0, 1)")
+    b2: Number = hyperparameter(0.99, within="[0, 1)")
+    eps: Number = hyperparameter(1e-8, within="[0, inf)")
+    weight_decay: Number = hyperparameter(0.0, within="[0, inf)")
+    clipping_threshold: Number = hyperparameter(1.0, within="(0, inf)")
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     over: ClassVar[str] = "leaf"
     needs: ClassVar[tuple[str, ...]] = ("params",)
 
-    def begin(self, now, state):
+    def begin(self, state):
         age = state.age = tree.increment(state.age)
-        now.w1 = tree.newest_weight(now.b1, age)
-        now.w2 = tree.newest_weight(now.b2, age)
-        now.least = tree.positive(jnp.square(now.eps))
+        self.w1 = tree.newest_weight(self.b1, age)
+        self.w2 = tree.newest_weight(self.b2, age)
+        self.least = tree.positive(jnp.square(self.eps))
 
-    def advance(self, now, g, leaf):
-        leaf.mu = moved(leaf.mu, g, now.w1)
-        leaf.nu = moved(leaf.nu, tree.bounded_square(g), now.w2)
+    def advance(self, g, leaf):
+        leaf.mu = moved(leaf.mu, g, self.w1)
+        leaf.nu = moved(leaf.nu, tree.bounded_square(g), self.w2)
 
-    def direction(self, now, g, leaf):
+    def direction(self, g, leaf):
         # Not the mean of a quotient of squares, and not `tree.rms`, which reads the quotient twice:
         # XLA would write it to memory. Where the squares in v are bounded, r is as large as the
         # update by which it divides.
-        quotient = g * tree.inverse_root(jnp.maximum(leaf.nu, now.least))
+        quotient = g * tree.inverse_root(jnp.maximum(leaf.nu, self.least))
         r = tree.root(jnp.sum(tree.abs_squared(quotient)) / float(max(g.size, 1)))
-        factor = 1 / jnp.maximum(1, r / now.clipping_threshold)
-        direction = leaf.mu / (tree.root(tree.positive(leaf.nu)) + now.eps)
-        return factor * (direction + now.weight_decay * leaf.p)
+        factor = 1 / jnp.maximum(1, r / self.clipping_threshold)
+        direction = leaf.mu / (tree.root(tree.positive(leaf.nu)) + self.eps)
+        return factor * (direction + self.weight_decay * self.p)
 
 
 @advise_keywords

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.fields.declare import Hyperparameter, Number, hyperparameter
 from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
@@ -36,25 +36,25 @@ class ScaleByTrustRatio(AbstractRule[None]):
         Networks](https://arxiv.org/abs/1708.03888), 2017"
     """
 
-    min_norm: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
-    trust_coefficient: Hyperparameter = hyperparameter(1.0, within="[0, inf)")
-    eps: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    min_norm: Number = hyperparameter(0.0, within="[0, inf)")
+    trust_coefficient: Number = hyperparameter(1.0, within="[0, inf)")
+    eps: Number = hyperparameter(0.0, within="[0, inf)")
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
     keeps_zeros: ClassVar[bool] = True
 
-    def measure(self, now, g, leaf):
-        return {"u": tree.NormOf(g), "p": tree.NormOf(leaf.p, small=False)}
+    def measure(self, g, leaf):
+        return {"u": tree.NormOf(g), "p": tree.NormOf(self.p, small=False)}
 
-    def finish(self, now, sums, state):
-        u_norm, p_norm = (jnp.maximum(x, now.min_norm) for x in sums.each("u", "p"))
+    def finish(self, sums, state):
+        u_norm, p_norm = (jnp.maximum(x, self.min_norm) for x in sums.each("u", "p"))
         zero = (u_norm == 0) | (p_norm == 0)
         # The ratio may overflow where the result does not.
-        now.inverse = 1 / jnp.where(zero, 1, u_norm + now.eps)
-        now.size = jnp.where(zero, 1, now.trust_coefficient * p_norm)
+        self.inverse = 1 / jnp.where(zero, 1, u_norm + self.eps)
+        self.size = jnp.where(zero, 1, self.trust_coefficient * p_norm)
 
-    def direction(self, now, g, leaf):
-        return g * now.inverse * now.size
+    def direction(self, g, leaf):
+        return g * self.inverse * self.size
 
 
 class ScaleByParamBlockNorm(AbstractRule[None]):
@@ -65,14 +65,14 @@ class ScaleByParamBlockNorm(AbstractRule[None]):
     - `min_scale`: s, ≥ 0; lets a parameter leave zero.
     """
 
-    min_scale: Hyperparameter = hyperparameter(1e-3, within="[0, inf)")
+    min_scale: Number = hyperparameter(1e-3, within="[0, inf)")
 
     over: ClassVar[str] = "leaf"
     needs: ClassVar[tuple[str, ...]] = ("params",)
     keeps_zeros: ClassVar[bool] = True
 
-    def direction(self, now, g, leaf):
-        return g * jnp.maximum(tree.norm(leaf.p), now.min_scale)
+    def direction(self, g, leaf):
+        return g * jnp.maximum(tree.norm(self.p), self.min_scale)
 
 
 class ScaleByParamBlockRms(AbstractRule[None]):
@@ -87,14 +87,14 @@ class ScaleByParamBlockRms(AbstractRule[None]):
     ??? cite "Shazeer & Stern, [Adafactor](https://arxiv.org/abs/1804.04235), 2018"
     """
 
-    min_scale: Hyperparameter = hyperparameter(1e-3, within="[0, inf)")
+    min_scale: Number = hyperparameter(1e-3, within="[0, inf)")
 
     over: ClassVar[str] = "leaf"
     needs: ClassVar[tuple[str, ...]] = ("params",)
     keeps_zeros: ClassVar[bool] = True
 
-    def direction(self, now, g, leaf):
-        return g * jnp.maximum(tree.rms(leaf.p), now.min_scale)
+    def direction(self, g, leaf):
+        return g * jnp.maximum(tree.rms(self.p), self.min_scale)
 
 
 class ScaleByFromage(AbstractRule[None]):
@@ -113,20 +113,20 @@ class ScaleByFromage(AbstractRule[None]):
         learning](https://arxiv.org/abs/2002.03432), 2020"
     """
 
-    learning_rate: Hyperparameter = hyperparameter()
+    learning_rate: Number = hyperparameter()
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
     update_sign: ClassVar[int | None] = -1
 
-    def begin(self, now, state):
-        square = jnp.square(now.learning_rate)
+    def begin(self, state):
+        square = jnp.square(self.learning_rate)
         root = jnp.sqrt(1 + square)
-        now.rate = now.learning_rate / root
+        self.rate = self.learning_rate / root
         # 1/√(1 + η²) − 1 without cancellation, which would leave 3 digits at η = 0.01.
-        now.shrink = -square / (root * (1 + root))
+        self.shrink = -square / (root * (1 + root))
 
-    def direction(self, now, g, leaf):
-        return now.shrink * leaf.p - now.rate * g
+    def direction(self, g, leaf):
+        return self.shrink * self.p - self.rate * g
 
 
 @advise_keywords

@@ -9,7 +9,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, choice_field, hyperparameter
+from ..._core.fields.declare import (
+    Hyperparameter,
+    Number,
+    OptionalNumber,
+    choice_field,
+    hyperparameter,
+)
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.residuals import Linearization, Residuals, to_vector
@@ -91,8 +97,8 @@ class ScaleByGaussNewton(AbstractTransform[ScaleByGaussNewtonState]):
         wavefunctions](https://arxiv.org/abs/2401.10190), 2024"
     """
 
-    damping: Hyperparameter = hyperparameter(1e-3, within="[0, inf)")
-    momentum: Hyperparameter | None = hyperparameter(None, within="[0, 1)")
+    damping: Number = hyperparameter(1e-3, within="[0, inf)")
+    momentum: OptionalNumber = hyperparameter(None, within="[0, 1)")
     form: str = choice_field(*FORMS)
     solver: Any = solver_field()
     chunk: int | None = chunk_field()

@@ -9,7 +9,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, choice_field, count_field, hyperparameter
+from ..._core.fields.declare import (
+    Hyperparameter,
+    Number,
+    OptionalNumber,
+    choice_field,
+    count_field,
+    hyperparameter,
+)
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import CHECK
 from ..._core.protocol.residuals import Linearization, Residuals, to_vector
@@ -119,11 +126,11 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
         least-squares minimization](https://arxiv.org/abs/1201.5885), 2012"
     """
 
-    damping: Hyperparameter = hyperparameter(1e-3, within="(0, inf)")
+    damping: Number = hyperparameter(1e-3, within="(0, inf)")
     scaling: str | None = eqx.field(
         default=None, static=True, metadata={CHECK: lambda name, x: _check_scaling(name, x)}
     )
-    acceleration: Hyperparameter | None = hyperparameter(0.75, within="(0, inf)", optional=True)
+    acceleration: OptionalNumber = hyperparameter(0.75, within="(0, inf)", optional=True)
     max_tries: int = count_field(10)
     form: str = choice_field(*FORMS)
     solver: Any = solver_field()

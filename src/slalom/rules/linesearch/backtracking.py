@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, count_field, hyperparameter
+from ..._core.fields.declare import Number, count_field, hyperparameter
 from ..._core.protocol.context import Context
 from ..._core.state.marks import param_like, per_leaf
 from ...tree.dtypes import canonical_float
@@ -82,12 +82,12 @@ class ScaleByBacktrackingLinesearch(AbstractLinesearch):
     """
 
     max_backtracking_steps: int = count_field()
-    slope_rtol: Hyperparameter = hyperparameter(1e-4, within="[0, 1)")
-    decrease_factor: Hyperparameter = hyperparameter(0.8, within="(0, 1)")
-    increase_factor: Hyperparameter = hyperparameter(1.5, within="[1, inf]")
-    max_learning_rate: Hyperparameter = hyperparameter(1.0, within="(0, inf]")
-    atol: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
-    rtol: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    slope_rtol: Number = hyperparameter(1e-4, within="[0, 1)")
+    decrease_factor: Number = hyperparameter(0.8, within="(0, 1)")
+    increase_factor: Number = hyperparameter(1.5, within="[1, inf]")
+    max_learning_rate: Number = hyperparameter(1.0, within="(0, inf]")
+    atol: Number = hyperparameter(0.0, within="[0, inf)")
+    rtol: Number = hyperparameter(0.0, within="[0, inf)")
     store_grad: bool = eqx.field(default=False, static=True)
     verbose: bool = eqx.field(default=False, static=True)
 

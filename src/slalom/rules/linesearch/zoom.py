@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, count_field, hyperparameter
+from ..._core.fields.declare import Number, OptionalNumber, count_field, hyperparameter
 from ..._core.protocol.context import Context
 from ..._core.state.marks import param_like, per_leaf
 from ...tree.dtypes import canonical_float
@@ -114,13 +114,13 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
     """
 
     max_linesearch_steps: int = count_field()
-    max_learning_rate: Hyperparameter | None = hyperparameter(None, within="(0, inf]")
-    tol: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
-    increase_factor: Hyperparameter = hyperparameter(2.0, within="(1, inf)")
-    slope_rtol: Hyperparameter = hyperparameter(1e-4, within="[0, 1)")
-    curv_rtol: Hyperparameter = hyperparameter(0.9, within="[0, inf]")
-    approx_dec_rtol: Hyperparameter | None = hyperparameter(1e-6, within="[0, inf)", optional=True)
-    stepsize_precision: Hyperparameter = hyperparameter(1e-5, within="[0, inf)")
+    max_learning_rate: OptionalNumber = hyperparameter(None, within="(0, inf]")
+    tol: Number = hyperparameter(0.0, within="[0, inf)")
+    increase_factor: Number = hyperparameter(2.0, within="(1, inf)")
+    slope_rtol: Number = hyperparameter(1e-4, within="[0, 1)")
+    curv_rtol: Number = hyperparameter(0.9, within="[0, inf]")
+    approx_dec_rtol: OptionalNumber = hyperparameter(1e-6, within="[0, inf)", optional=True)
+    stepsize_precision: Number = hyperparameter(1e-5, within="[0, inf)")
     initial_guess_strategy: str = eqx.field(default="keep", static=True)
     verbose: bool = eqx.field(default=False, static=True)
 

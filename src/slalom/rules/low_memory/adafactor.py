@@ -10,7 +10,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, PyTree, Real
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, count_field, hyperparameter, layout_field
+from ..._core.fields.declare import (
+    Hyperparameter,
+    Number,
+    OptionalNumber,
+    count_field,
+    hyperparameter,
+    layout_field,
+)
 from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
@@ -80,12 +87,12 @@ class ScaleByFactoredRms(AbstractRule[ScaleByFactoredRmsState]):
     """
 
     factored: bool = eqx.field(default=True, static=True)
-    decay_rate: Hyperparameter = hyperparameter(0.8, within="[0, 1]")
-    step_offset: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    decay_rate: Number = hyperparameter(0.8, within="[0, 1]")
+    step_offset: Number = hyperparameter(0.0, within="[0, inf)")
     min_dim_size_to_factor: int = count_field(128)
-    eps: Hyperparameter = hyperparameter(1e-30, within="(0, inf)")
+    eps: Number = hyperparameter(1e-30, within="(0, inf)")
     decay_rate_fn: Callable[..., Any] = eqx.field(default=_power_decay, static=True)
-    clipping_threshold: Hyperparameter | None = hyperparameter(None, within="[0, inf]")
+    clipping_threshold: OptionalNumber = hyperparameter(None, within="[0, inf]")
     layout: LayoutLike = layout_field()
 
     over: ClassVar[str] = "leaf"
@@ -104,34 +111,34 @@ class ScaleByFactoredRms(AbstractRule[ScaleByFactoredRmsState]):
 
         return ScaleByFactoredRmsState(age=tree.fresh_count(), nu=jax.tree.map(zeros, params))
 
-    def begin(self, now, state):
-        steps = jnp.asarray(state.age, now.decay_rate.dtype)
-        offset = jnp.asarray(now.step_offset, steps.dtype)
+    def begin(self, state):
+        steps = jnp.asarray(state.age, self.decay_rate.dtype)
+        offset = jnp.asarray(self.step_offset, steps.dtype)
         # `jnp.maximum` has half the derivative with respect to an offset of 0.
         counted = jnp.where(steps > offset, steps - offset, 0)
         if self.decay_rate_fn is _power_decay:
             # Not 1 − βₜ: at t = 1e5 it has lost 4 of its 8 digits.
-            now.weight = (counted + 1) ** -now.decay_rate
+            self.weight = (counted + 1) ** -self.decay_rate
         else:
-            beta = self.decay_rate_fn(counted, now.decay_rate)
-            now.weight = 1 - jnp.asarray(beta, steps.dtype)
+            beta = self.decay_rate_fn(counted, self.decay_rate)
+            self.weight = 1 - jnp.asarray(beta, steps.dtype)
         # An ε that underflows would not prevent a division by zero.
-        now.eps = tree.positive(now.eps)
+        self.eps = tree.positive(self.eps)
         state.age = tree.increment(state.age)
 
     # No two reductions share an expression (see `_core/engine`): g is read three times, and u is
     # the only array of its size that is written.
 
-    def advance(self, now, g, leaf):
+    def advance(self, g, leaf):
         leaf.nu = tuple(
-            moved(old, _mean_of_squares(g, i, old.shape) + now.eps, now.weight)
+            moved(old, _mean_of_squares(g, i, old.shape) + self.eps, self.weight)
             for i, old in enumerate(leaf.nu)
         )
 
-    def direction(self, now, g, leaf):
+    def direction(self, g, leaf):
         if len(leaf.nu) == 1:
             (nu,) = leaf.nu
-            factor = _rms_clip_factor(now, g, lambda: jnp.sum((g / nu) * jnp.conj(g)).real)
+            factor = self._rms_clip_factor(g, lambda: jnp.sum((g / nu) * jnp.conj(g)).real)
             return g * (tree.inverse_root(nu) * factor)
         row, column = leaf.nu
         # Roots of vectors are cheaper than roots of all their products.
@@ -147,7 +154,14 @@ class ScaleByFactoredRms(AbstractRule[ScaleByFactoredRmsState]):
             within_columns = _reduce(jnp.sum, tree.abs_squared(g * by_row), column.shape)
             return jnp.sum(within_columns * jnp.square(by_column))
 
-        return g * (by_row * _rms_clip_factor(now, g, sum_of_squares)) * by_column
+        return g * (by_row * self._rms_clip_factor(g, sum_of_squares)) * by_column
+
+    def _rms_clip_factor(self, g: Array, sum_of_squares: Callable[[], Array]) -> Scalar | int:
+        """The factor that clips an update, shaped like `g`, with this sum of squares."""
+        if self.clipping_threshold is None:
+            return 1
+        rms = tree.root(sum_of_squares() / float(max(g.size, 1)))
+        return clip_factor(rms, self.clipping_threshold)
 
 
 def _smaller(row: Array, column: Array) -> tuple[int, ...]:
@@ -169,14 +183,6 @@ def _mean_of_squares(g: Inexact[Array, "..."], i: int, shape: tuple[int, ...]) -
     if i == 0 or jnp.iscomplexobj(g):
         return tree.bounded(_reduce(jnp.mean, tree.abs_squared(g), shape))
     return tree.bounded(_reduce(jnp.mean, (g + g) * g, shape) / 2)
-
-
-def _rms_clip_factor(now: Any, g: Array, sum_of_squares: Callable[[], Array]) -> Scalar | int:
-    """The factor that clips an update, shaped like `g`, with this sum of squares."""
-    if now.clipping_threshold is None:
-        return 1
-    rms = tree.root(sum_of_squares() / float(max(g.size, 1)))
-    return clip_factor(rms, now.clipping_threshold)
 
 
 @advise_keywords

@@ -1,6 +1,5 @@
 """RMSProp: division by a running root mean square."""
 
-from types import SimpleNamespace
 from typing import ClassVar
 
 import equinox as eqx
@@ -8,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.fields.declare import Hyperparameter, Number, hyperparameter
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
@@ -46,9 +45,9 @@ class ScaleByRms(AbstractRule[ScaleByRmsState]):
     ??? cite "Tieleman & Hinton, Lecture 6.5 of Neural Networks for Machine Learning, 2012"
     """
 
-    decay: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
-    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
-    initial_scale: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    decay: Number = hyperparameter(0.9, within="[0, 1)")
+    eps: Number = hyperparameter(1e-8, within="[0, inf)")
+    initial_scale: Number = hyperparameter(0.0, within="[0, inf)")
     eps_in_sqrt: bool = eqx.field(default=True, static=True)
     bias_correction: bool = eqx.field(default=False, static=True)
 
@@ -60,19 +59,19 @@ class ScaleByRms(AbstractRule[ScaleByRmsState]):
             nu=tree.second_moment(params, value=self.at(Context(step=0)).initial_scale),
         )
 
-    def begin(self, now, state):
-        now.rest = 1 - now.decay
-        now.debias = None
+    def begin(self, state):
+        self.rest = 1 - self.decay
+        self.debias = None
         if state.age is not None:
             state.age = tree.increment(state.age)
-            now.debias = tree.bias_correction(now.decay, state.age)
+            self.debias = tree.bias_correction(self.decay, state.age)
 
-    def advance(self, now, g, leaf):
-        leaf.nu = now.decay * leaf.nu + now.rest * tree.bounded_square(g)
+    def advance(self, g, leaf):
+        leaf.nu = self.decay * leaf.nu + self.rest * tree.bounded_square(g)
 
-    def direction(self, now, g, leaf):
-        debiased = leaf.nu if now.debias is None else leaf.nu * now.debias
-        return _divide(g, debiased, now.eps, self.eps_in_sqrt)
+    def direction(self, g, leaf):
+        debiased = leaf.nu if self.debias is None else leaf.nu * self.debias
+        return _divide(g, debiased, self.eps, self.eps_in_sqrt)
 
 
 class ScaleByStddevState(eqx.Module):
@@ -114,9 +113,9 @@ class ScaleByStddev(AbstractRule[ScaleByStddevState]):
         weighted mean and variance, 2009"
     """
 
-    decay: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
-    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
-    initial_scale: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    decay: Number = hyperparameter(0.9, within="[0, 1)")
+    eps: Number = hyperparameter(1e-8, within="[0, inf)")
+    initial_scale: Number = hyperparameter(0.0, within="[0, inf)")
     eps_in_sqrt: bool = eqx.field(default=True, static=True)
     bias_correction: bool = eqx.field(default=False, static=True)
 
@@ -129,41 +128,40 @@ class ScaleByStddev(AbstractRule[ScaleByStddevState]):
             nu=tree.second_moment(params, value=self.at(Context(step=0)).initial_scale),
         )
 
-    def begin(self, now, state):
+    def begin(self, state):
         if state.age is not None:
             state.age = tree.increment(state.age)
-        _add_weights(now, state.age)
+        self._set_weights(state.age)
 
-    def advance(self, now, g, leaf):
-        leaf.mu = moved(leaf.mu, g, now.weight)
+    def advance(self, g, leaf):
+        leaf.mu = moved(leaf.mu, g, self.weight)
         # XLA would copy the old mean, which the variance still reads (see `_core/engine`).
-        distance = now.back * (g - leaf.mu)
-        leaf.nu = now.keep * leaf.nu + now.spread * tree.bounded_square(distance)
+        distance = self.back * (g - leaf.mu)
+        leaf.nu = self.keep * leaf.nu + self.spread * tree.bounded_square(distance)
 
-    def direction(self, now, g, leaf):
+    def direction(self, g, leaf):
         # A zero variance says nothing about the size of the gradient.
-        known = jnp.where((leaf.nu == 0) & (now.eps == 0), jnp.inf, leaf.nu)
-        return _divide(g, known, now.eps, self.eps_in_sqrt)
+        known = jnp.where((leaf.nu == 0) & (self.eps == 0), jnp.inf, leaf.nu)
+        return _divide(g, known, self.eps, self.eps_in_sqrt)
 
+    def _set_weights(self, age: Int[Array, "*leaves"] | None) -> None:
+        """Sets the weight w, the factors of the new variance, and 1 / (1 − w).
 
-def _add_weights(now: SimpleNamespace, age: Int[Array, "*leaves"] | None) -> None:
-    """Adds the weight w, the factors of the new variance, and 1 / (1 − w).
-
-    With bias correction 1 − w = γ·(1 − γᵗ⁻¹) / (1 − γᵗ), which keeps its digits for a small γ. At
-    t = 1 it is 0, and v₀ enters the variance with the factor γ / (1 − γ) instead.
-    """
-    if age is None:
-        now.weight, now.keep, rest = 1 - now.decay, now.decay, now.decay
-    else:
-        first = age == 1
-        now.weight = tree.newest_weight(now.decay, age)
-        before = tree.bias_correction(now.decay, jnp.maximum(age - 1, 1))
-        rest = now.decay * tree.bias_correction(now.decay, age) / before
-        rest = jnp.where(first, 0, rest)
-        now.keep = jnp.where(first, now.decay / (1 - now.decay), rest)
-    now.spread = now.weight * rest
-    # Where the weight is 1, the new mean is g, and so is the old one for all that it matters.
-    now.back = jnp.where(rest > 0, 1 / jnp.where(rest > 0, rest, 1), 0)
+        With bias correction 1 − w = γ·(1 − γᵗ⁻¹) / (1 − γᵗ), which keeps its digits for a small γ.
+        At t = 1 it is 0, and v₀ enters the variance with the factor γ / (1 − γ) instead.
+        """
+        if age is None:
+            self.weight, self.keep, rest = 1 - self.decay, self.decay, self.decay
+        else:
+            first = age == 1
+            self.weight = tree.newest_weight(self.decay, age)
+            before = tree.bias_correction(self.decay, jnp.maximum(age - 1, 1))
+            rest = self.decay * tree.bias_correction(self.decay, age) / before
+            rest = jnp.where(first, 0, rest)
+            self.keep = jnp.where(first, self.decay / (1 - self.decay), rest)
+        self.spread = self.weight * rest
+        # Where the weight is 1, the new mean is g, and so is the old one for all that it matters.
+        self.back = jnp.where(rest > 0, 1 / jnp.where(rest > 0, rest, 1), 0)
 
 
 def _divide(g: Array, square: Array, eps: Scalar, eps_in_sqrt: bool) -> Array:

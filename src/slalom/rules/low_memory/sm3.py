@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Inexact, PyTree
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.fields.declare import Hyperparameter, Number, dtype_field, hyperparameter
 from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
@@ -50,9 +50,9 @@ class ScaleBySm3(AbstractRule[ScaleBySm3State]):
         Optimization](https://arxiv.org/abs/1901.11150), 2019"
     """
 
-    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
-    b2: Hyperparameter = hyperparameter(1.0, within="[0, 1]")
-    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
+    b1: Number = hyperparameter(0.9, within="[0, 1)")
+    b2: Number = hyperparameter(1.0, within="[0, 1]")
+    eps: Number = hyperparameter(1e-8, within="[0, inf)")
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     over: ClassVar[str] = "leaf"
@@ -62,20 +62,20 @@ class ScaleBySm3(AbstractRule[ScaleBySm3State]):
         accumulators = jax.tree.map(lambda x: tree.zeros_of_sums(x, _others(x.ndim)), params)
         return ScaleBySm3State(accumulators, mu)
 
-    def begin(self, now, state):
-        now.c1 = 1 - now.b1
-        now.c2 = jnp.where(now.b2 == 1, 1, 1 - now.b2)
+    def begin(self, state):
+        self.c1 = 1 - self.b1
+        self.c2 = jnp.where(self.b2 == 1, 1, 1 - self.b2)
 
-    def advance(self, now, g, leaf):
+    def advance(self, g, leaf):
         # XLA writes the total to memory, since a maximum along each axis and the quotient read it.
         # Phrasing it differently for each, as Adafactor does, would be slower: XLA's fast
         # reductions do not fuse with a minimum.
         bound = functools.reduce(jnp.minimum, leaf.accumulators)
-        total = now.b2 * bound + now.c2 * tree.bounded_square(g)
-        leaf.mu = now.b1 * leaf.mu + now.c1 * divide_by_root(g, total, now.eps)
+        total = self.b2 * bound + self.c2 * tree.bounded_square(g)
+        leaf.mu = self.b1 * leaf.mu + self.c1 * divide_by_root(g, total, self.eps)
         leaf.accumulators = _maxima(total)
 
-    def direction(self, now, g, leaf):
+    def direction(self, g, leaf):
         return leaf.mu
 
 

@@ -4,8 +4,10 @@ They see a parameter as a batch of matrices, (batch, rows, columns), and keep on
 rows and one for the columns of each matrix, in at least float32. A side that is too long has none.
 """
 
+import abc
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +15,21 @@ from jaxtyping import Array, Bool, Float, Inexact, Int
 
 from ... import tree
 from ..._core.engine.matrices import matrices_or_none
-from ..._core.fields.declare import count_or_schedule
+from ..._core.fields.declare import Number, count_or_schedule
 from ..._core.fields.schedule import AbstractSchedule, count_at
 from ..._core.protocol.context import Context
-from ..._core.protocol.transform import missing
+from ..._core.protocol.rule import AbstractRule
+from ..._core.protocol.transform import State, missing
 from ...tree.types import Params
 from ...where.layout import Matrix
 
 # --- how often ------------------------------------------------------------------------------
+
+
+if TYPE_CHECKING:
+    Frequency: TypeAlias = Number
+else:
+    Frequency: TypeAlias = int | Int[Array, "*runs"] | AbstractSchedule
 
 
 def frequency_field(default: int) -> Any:
@@ -28,12 +37,26 @@ def frequency_field(default: int) -> Any:
     return count_or_schedule("step", default, listed=False)
 
 
-def frequency_at(rule: Any, context: Context | None) -> Int[Array, ""] | int:
-    """The `precondition_frequency` of a rule at this step."""
-    step = None if context is None else context.step
-    if step is None and isinstance(rule.precondition_frequency, AbstractSchedule):
-        raise TypeError(missing(type(rule).__name__, "step"))
-    return count_at(rule.precondition_frequency, step)
+class _AbstractFields:
+    # An abstract variable would come first in the signature of a rule.
+    precondition_frequency: Frequency
+
+
+class AbstractRefreshed(AbstractRule[State], _AbstractFields):
+    """A rule with a `precondition_frequency`."""
+
+    @abc.abstractmethod
+    def refresh(self, g: Array, leaf: State) -> None:
+        """As `AbstractRule.refresh`."""
+
+    def at(self, context: Context | None) -> SimpleNamespace:
+        now = super().at(context)
+        step = None if context is None else context.step
+        frequency: Any = self.precondition_frequency
+        if step is None and isinstance(frequency, AbstractSchedule):
+            raise TypeError(missing(type(self).__name__, "step"))
+        now.precondition_frequency = jnp.asarray(count_at(frequency, step))
+        return now
 
 
 # --- which sides ----------------------------------------------------------------------------

@@ -10,7 +10,14 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Inexact, Int, PyTree, UInt32
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, count_field, hyperparameter, layout_field
+from ..._core.fields.declare import (
+    Hyperparameter,
+    Number,
+    OptionalNumber,
+    count_field,
+    hyperparameter,
+    layout_field,
+)
 from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
@@ -89,13 +96,13 @@ class ScaleByKron(AbstractRule[ScaleByKronState]):
         via General Purpose Lie-Group Preconditioners](https://arxiv.org/abs/2402.04553), 2024"
     """
 
-    update_probability: Hyperparameter | None = hyperparameter(None, within="(0, 1]")
-    preconditioner_lr: Hyperparameter = hyperparameter(0.1, within="[0, inf)")
-    preconditioner_init_scale: Hyperparameter = hyperparameter(1.0, within="(0, inf)")
+    update_probability: OptionalNumber = hyperparameter(None, within="(0, 1]")
+    preconditioner_lr: Number = hyperparameter(0.1, within="[0, inf)")
+    preconditioner_init_scale: Number = hyperparameter(1.0, within="(0, inf)")
     max_size: int = count_field(8192)
     key: Any = key_field(default=0)
     implementation: Any = eqx.field(default=None, static=True, init=False)
-    clip: Hyperparameter = hyperparameter(1.1, within="[0, inf]", kw_only=True)
+    clip: Number = hyperparameter(1.1, within="[0, inf]", kw_only=True)
     layout: LayoutLike = layout_field()
 
     over: ClassVar[str] = "matrix"
@@ -146,26 +153,26 @@ class ScaleByKron(AbstractRule[ScaleByKronState]):
             now.update_probability = jnp.clip(jnp.exp((500 - number) / 1000), 0.03, 1)
         return now
 
-    def begin(self, now, state):
-        wait = 1 / now.update_probability
-        now.due = (state.since + 1).astype(wait.dtype) >= wait
-        state.since = jnp.where(now.due, 0, tree.increment(state.since))
-        key, now.key = jax.random.split(
+    def begin(self, state):
+        wait = 1 / self.update_probability
+        self.due = (state.since + 1).astype(wait.dtype) >= wait
+        state.since = jnp.where(self.due, 0, tree.increment(state.since))
+        key, self.key = jax.random.split(
             jax.random.wrap_key_data(state.key, impl=self.implementation)
         )
-        state.key = jnp.where(now.due, jax.random.key_data(key), state.key)
+        state.key = jnp.where(self.due, jax.random.key_data(key), state.key)
 
-    def refresh(self, now, g, leaf):
-        noise = _noise(now.key, g)
+    def refresh(self, g, leaf):
+        noise = _noise(self.key, g)
         g, left, right = map(_by_rows, tree.after((g, *leaf.factors), noise))
-        leaf.factors = _moved(now.preconditioner_lr, g, noise, left, right)
+        leaf.factors = _moved(self.preconditioner_lr, g, noise, left, right)
 
-    def direction(self, now, g, leaf):
+    def direction(self, g, leaf):
         left, right = leaf.factors
         g = bounded_entries(g)
         g = _adjoint_times(_times(g, left), left)
         u = _adjoint_times(_times(g.mT, right), right).mT
-        return u * clip_factor(tree.rms(u), now.clip)
+        return u * clip_factor(tree.rms(u), self.clip)
 
     # --- traits -----------------------------------------------------------------------------
 

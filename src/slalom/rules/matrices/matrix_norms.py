@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PyTree
 
 from ... import tree
 from ..._core.engine.matrices import matrices
-from ..._core.fields.declare import Hyperparameter, hyperparameter, layout_field
+from ..._core.fields.declare import Hyperparameter, Number, hyperparameter, layout_field
 from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
@@ -60,8 +60,8 @@ class ScaleByRowRms(AbstractRule[ScaleByRowRmsState]):
         `sl.Orthogonalize` is kept."
     """
 
-    b2: Hyperparameter = hyperparameter(0.95, within="[0, 1)")
-    eps: Hyperparameter = hyperparameter(1e-10, within="[0, inf)")
+    b2: Number = hyperparameter(0.95, within="[0, 1)")
+    eps: Number = hyperparameter(1e-10, within="[0, inf)")
     layout: LayoutLike = layout_field()
 
     over: ClassVar[str] = "leaf"
@@ -81,31 +81,31 @@ class ScaleByRowRms(AbstractRule[ScaleByRowRmsState]):
     def notes(self, params: Params) -> tuple[str | None, ...]:
         return matrices_as_text(self, params)
 
-    def plan(self, params):
+    def plans(self, params):
         return matrices(self, params)
 
-    def begin(self, now, state):
-        now.c2 = 1 - now.b2
+    def begin(self, state):
+        self.c2 = 1 - self.b2
 
-    def advance(self, now, g, leaf):
-        x = leaf.plan.read(g)
-        count = max(leaf.plan.columns, 1)
-        leaf.squares = tree.bounded(jnp.sum(tree.abs_squared(x), -1, keepdims=True) / count)
-        leaf.nu = (moved(leaf.nu[0], leaf.squares, now.c2),)
+    def advance(self, g, leaf):
+        x = self.plan.read(g)
+        count = max(self.plan.columns, 1)
+        self.squares = tree.bounded(jnp.sum(tree.abs_squared(x), -1, keepdims=True) / count)
+        leaf.nu = (moved(leaf.nu[0], self.squares, self.c2),)
 
-    def direction(self, now, g, leaf):
+    def direction(self, g, leaf):
         (nu,) = leaf.nu
         # A row that was always zero stays so, and must not dwarf the others.
-        by_row = jnp.where(nu == 0, 0, 1 / (tree.root(tree.positive(nu)) + now.eps))
+        by_row = jnp.where(nu == 0, 0, 1 / (tree.root(tree.positive(nu)) + self.eps))
         # The sum of the squares of û follows from those of the rows, without a second pass.
         largest = jax.lax.stop_gradient(jnp.max(by_row, (-2, -1), keepdims=True, initial=0))
         relative = by_row / jnp.where(largest == 0, 1, largest)
-        before = jnp.sum(leaf.squares, (-2, -1), keepdims=True)
-        after = jnp.sum(leaf.squares * jnp.square(relative), (-2, -1), keepdims=True)
+        before = jnp.sum(self.squares, (-2, -1), keepdims=True)
+        after = jnp.sum(self.squares * jnp.square(relative), (-2, -1), keepdims=True)
         # √before / √after, not √(before / after), whose derivative would be NaN at zero.
         divisor = tree.root(after)
         kept = tree.root(before) / jnp.where(divisor == 0, 1, divisor)
-        return leaf.plan.write(leaf.plan.read(g) * (relative * kept))
+        return self.plan.write(self.plan.read(g) * (relative * kept))
 
 
 class NormalizeColumns(AbstractRule[None]):
@@ -125,7 +125,7 @@ class NormalizeColumns(AbstractRule[None]):
         LMOs](https://arxiv.org/abs/2502.07529), 2025"
     """
 
-    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
+    eps: Number = hyperparameter(1e-8, within="[0, inf)")
     layout: LayoutLike = layout_field()
 
     over: ClassVar[str] = "leaf"
@@ -136,15 +136,15 @@ class NormalizeColumns(AbstractRule[None]):
         columns(self, params)
         warn_guessed(self, params)
 
-    def plan(self, params):
+    def plans(self, params):
         return columns(self, params)
 
-    def direction(self, now, g, leaf):
+    def direction(self, g, leaf):
         if g.size == 0:
             return g
-        shape, axes = leaf.plan
+        shape, axes = self.plan
         root = math.sqrt(math.prod(shape[a] for a in axes))
-        return (divided_by_norm(g.reshape(shape), now.eps, axes) * root).reshape(g.shape)
+        return (divided_by_norm(g.reshape(shape), self.eps, axes) * root).reshape(g.shape)
 
 
 class ScaleByFanIn(AbstractRule[None]):
@@ -171,11 +171,11 @@ class ScaleByFanIn(AbstractRule[None]):
         inputs(self, params)
         warn_guessed(self, params)
 
-    def plan(self, params):
+    def plans(self, params):
         return inputs(self, params)
 
-    def direction(self, now, g, leaf):
-        return g * (1 / leaf.plan)
+    def direction(self, g, leaf):
+        return g * (1 / self.plan)
 
 
 @advise_keywords

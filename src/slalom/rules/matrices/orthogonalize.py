@@ -13,6 +13,7 @@ from ... import tree
 from ..._core.engine.matrices import layouts_in_blocks
 from ..._core.fields.declare import (
     Hyperparameter,
+    Number,
     choice_field,
     count_field,
     dtype_field,
@@ -152,7 +153,7 @@ class Orthogonalize(AbstractStatelessTransform):
     compute_dtype: np.dtype | None = dtype_field()
     balance: int = count_field(0, least=0)
     preconditioning: str = choice_field(*PRECONDITIONINGS, kw_only=True)
-    eps: Hyperparameter = hyperparameter(1e-7, within="[0, inf)", kw_only=True)
+    eps: Number = hyperparameter(1e-7, within="[0, inf)", kw_only=True)
     layout: LayoutLike = layout_field()
 
     keeps_zeros: ClassVar[bool] = True

@@ -1,6 +1,5 @@
 """The inverse fourth roots of two Kronecker factors: Shampoo."""
 
-from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
@@ -10,11 +9,14 @@ from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import tree
 from ..._core.engine.matrices import matrices_or_none, of_matrices
-from ..._core.fields.declare import Hyperparameter, count_field, hyperparameter, layout_field
-from ..._core.fields.schedule import AbstractSchedule
+from ..._core.fields.declare import (
+    Hyperparameter,
+    Number,
+    count_field,
+    hyperparameter,
+    layout_field,
+)
 from ..._core.protocol.chain import chain
-from ..._core.protocol.context import Context
-from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import per_leaf, per_param, until_reset
 from ..._core.text.advice import advise_keywords
@@ -24,7 +26,7 @@ from ...where.resolve import WhereLike
 from ..low_memory.rms import ScaleByRms
 from ..momentum.momentum import Ema
 from ..shaping.scale import ScaleByLearningRate
-from ._kronecker import adjoint, bounded_entries, frequency_at, frequency_field
+from ._kronecker import AbstractRefreshed, Frequency, adjoint, bounded_entries, frequency_field
 from ._routing import chosen, decay_if_any, with_adam_elsewhere
 
 
@@ -40,7 +42,7 @@ class ScaleByShampooState(eqx.Module):
     """At each leaf a tuple of their inverse fourth roots."""
 
 
-class ScaleByShampoo(AbstractRule[ScaleByShampooState]):
+class ScaleByShampoo(AbstractRefreshed[ScaleByShampooState]):
     """Shampoo: preconditions both sides of a matrix by inverse fourth roots.
 
         Lₜ = β·Lₜ₋₁ + (1 − β)·G·Gᴴ,   Rₜ = β·Rₜ₋₁ + (1 − β)·Gᴴ·G
@@ -76,9 +78,9 @@ class ScaleByShampoo(AbstractRule[ScaleByShampooState]):
         Optimization for Deep Learning](https://arxiv.org/abs/2002.09018), 2020, for blocks"
     """
 
-    b2: Hyperparameter = hyperparameter(0.999, within="[0, 1]")
-    eps: Hyperparameter = hyperparameter(1e-6, within="[0, inf)")
-    precondition_frequency: int | Int[Array, "*runs"] | AbstractSchedule = frequency_field(10)
+    b2: Number = hyperparameter(0.999, within="[0, 1]")
+    eps: Number = hyperparameter(1e-6, within="[0, inf)")
+    precondition_frequency: Frequency = frequency_field(10)
     block_size: int = count_field(1024)
     layout: LayoutLike = layout_field()
 
@@ -100,40 +102,35 @@ class ScaleByShampoo(AbstractRule[ScaleByShampooState]):
 
     # --- the phases -------------------------------------------------------------------------
 
-    def at(self, context: Context | None) -> SimpleNamespace:
-        now = super().at(context)
-        now.frequency = jnp.asarray(frequency_at(self, context))
-        return now
-
-    def begin(self, now, state):
+    def begin(self, state):
         is_new = jnp.any(state.age == 0)
         state.age = tree.increment(state.age)
-        is_sum = now.b2 == 1
-        now.c2 = jnp.where(is_sum, 1, 1 - now.b2)
-        now.scale = jnp.where(
-            is_sum, 1, tree.bias_correction(jnp.where(is_sum, 0, now.b2), state.age)
+        is_sum = self.b2 == 1
+        self.c2 = jnp.where(is_sum, 1, 1 - self.b2)
+        self.scale = jnp.where(
+            is_sum, 1, tree.bias_correction(jnp.where(is_sum, 0, self.b2), state.age)
         )
-        now.due = is_new | (state.since + 1 >= now.frequency)
-        state.since = jnp.where(now.due, 0, tree.increment(state.since))
+        self.due = is_new | (state.since + 1 >= self.precondition_frequency)
+        state.since = jnp.where(self.due, 0, tree.increment(state.since))
 
-    def advance(self, now, g, leaf):
+    def advance(self, g, leaf):
         blocks = _Blocks.of(g.shape, self.block_size).split(bounded_entries(g))
         left, right = leaf.statistics
-        left = now.b2 * left + now.c2 * (blocks @ adjoint(blocks))
-        right = now.b2 * right + now.c2 * (adjoint(blocks) @ blocks)
+        left = self.b2 * left + self.c2 * (blocks @ adjoint(blocks))
+        right = self.b2 * right + self.c2 * (adjoint(blocks) @ blocks)
         leaf.statistics = (left, right)
 
-    def refresh(self, now, g, leaf):
+    def refresh(self, g, leaf):
         del g
 
         def root(x):
-            return _inverse_fourth_root(x * now.scale, now.eps)
+            return _inverse_fourth_root(x * self.scale, self.eps)
 
         leaf.roots = tuple(
             root(x) if x.ndim == 2 else of_matrices(root, x) for x in leaf.statistics
         )
 
-    def direction(self, now, g, leaf):
+    def direction(self, g, leaf):
         cut = _Blocks.of(g.shape, self.block_size)
         left, right = leaf.roots
         return cut.join(left @ cut.split(bounded_entries(g)) @ right)

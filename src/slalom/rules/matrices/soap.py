@@ -1,7 +1,6 @@
 """SOAP: Adam in the eigenbasis of two factors."""
 
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import equinox as eqx
 import jax
@@ -12,16 +11,15 @@ from jaxtyping import Array, Inexact, Int, PyTree
 from ... import tree
 from ..._core.fields.declare import (
     Hyperparameter,
+    Number,
+    OptionalNumber,
     count_field,
     dtype_field,
     hyperparameter,
     layout_field,
 )
-from ..._core.fields.schedule import AbstractSchedule
 from ..._core.protocol.chain import chain
-from ..._core.protocol.context import Context
-from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.transform import AbstractTransform, State
+from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like, per_leaf, per_param, until_reset
 from ..._core.text.advice import advise_keywords
 from ...tree.types import Params
@@ -30,12 +28,13 @@ from ...where.resolve import WhereLike
 from ..momentum.momentum import first_moment
 from ..shaping.scale import ScaleByLearningRate
 from ._kronecker import (
+    AbstractRefreshed,
+    Frequency,
     above_rounding,
     bounded_entries,
     by_side,
     determined,
     first_eigenvectors,
-    frequency_at,
     frequency_field,
     into_basis,
     out_of_basis,
@@ -47,18 +46,37 @@ from ._kronecker import (
 from ._routing import chosen, decay_if_any, with_adam_elsewhere
 
 
-class AbstractInEigenbasis(AbstractRule[State]):
+class AbstractInEigenbasisState(eqx.Module):
+    """The state of a rule that runs Adam in an eigenbasis."""
+
+    age: Int[Array, "*leaves"] = per_leaf()
+    since: Int[Array, ""] = until_reset()
+    """The number of steps since the last refresh."""
+    rotated_mu: PyTree[Inexact[Array, "..."]] = param_like()
+    """The mean of gradients, in the eigenbasis."""
+    rotated_nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
+    """The mean of squares, in the eigenbasis."""
+    statistics: PyTree[Inexact[Array, "_ _ _"]] = per_param(spread=True)
+    """At each leaf a tuple of L and R, without those of sides that are too long."""
+    basis: PyTree[Inexact[Array, "_ _ _"]] = per_param(spread=True)
+    """At each leaf a tuple of the eigenvectors of L and R."""
+
+
+EigenState = TypeVar("EigenState", bound=AbstractInEigenbasisState)
+
+
+class AbstractInEigenbasis(AbstractRefreshed[EigenState]):
     """Adam in a basis of two factors, which follow the gradients.
 
     The first step makes the factors, and does not update. The second one begins with their first
     eigenvectors.
     """
 
-    b1: eqx.AbstractVar[Hyperparameter]
-    b2: eqx.AbstractVar[Hyperparameter]
-    eps: eqx.AbstractVar[Hyperparameter]
-    precondition_frequency: eqx.AbstractVar[int | Int[Array, "*runs"] | AbstractSchedule]
-    shampoo_beta: eqx.AbstractVar[Hyperparameter | None]
+    b1: eqx.AbstractVar[Number]
+    b2: eqx.AbstractVar[Number]
+    eps: eqx.AbstractVar[Number]
+    precondition_frequency: eqx.AbstractVar[Frequency]
+    shampoo_beta: eqx.AbstractVar[OptionalNumber]
     max_size: eqx.AbstractVar[int]
 
     over: ClassVar[str] = "matrix"
@@ -66,33 +84,28 @@ class AbstractInEigenbasis(AbstractRule[State]):
 
     # --- the phases -------------------------------------------------------------------------
 
-    def at(self, context: Context | None) -> SimpleNamespace:
-        now = super().at(context)
-        now.frequency = jnp.asarray(frequency_at(self, context))
-        return now
-
-    def begin(self, now, state):
-        now.is_first, is_second = state.age == 0, state.age == 1
-        now.starts = jnp.any(is_second)
-        follows = ~now.starts & (state.since >= now.frequency)
-        now.due = is_second | follows
+    def begin(self, state):
+        self.is_first, is_second = state.age == 0, state.age == 1
+        self.starts = jnp.any(is_second)
+        follows = ~self.starts & (state.since >= self.precondition_frequency)
+        self.due = is_second | follows
         state.since = jnp.where(
-            now.starts, state.since, jnp.where(follows, 1, tree.increment(state.since))
+            self.starts, state.since, jnp.where(follows, 1, tree.increment(state.since))
         )
-        now.c1, now.c2 = (jnp.where(now.is_first, 0, 1 - b) for b in (now.b1, now.b2))
-        now.c_s = 1 - (now.b2 if now.shampoo_beta is None else now.shampoo_beta)
+        self.c1, self.c2 = (jnp.where(self.is_first, 0, 1 - b) for b in (self.b1, self.b2))
+        self.c_s = 1 - (self.b2 if self.shampoo_beta is None else self.shampoo_beta)
         updates = jnp.maximum(state.age, 1)
-        now.mu_scale = tree.bias_correction(now.b1, updates)
-        now.nu_scale = tree.bias_correction(now.b2, updates)
+        self.mu_scale = tree.bias_correction(self.b1, updates)
+        self.nu_scale = tree.bias_correction(self.b2, updates)
         state.age = tree.increment(state.age)
 
-    def direction(self, now, g, leaf):
+    def direction(self, g, leaf):
         del g
-        divisor = tree.root(tree.positive(leaf.rotated_nu) * now.nu_scale) + now.eps
+        divisor = tree.root(tree.positive(leaf.rotated_nu) * self.nu_scale) + self.eps
         # The mean is rounded again whenever it turns.
         keep = above_rounding(leaf.rotated_mu, self.max_size)
         keep = keep & determined(leaf.rotated_nu, self.max_size)
-        mu = jnp.where(keep, leaf.rotated_mu, 0) * now.mu_scale
+        mu = jnp.where(keep, leaf.rotated_mu, 0) * self.mu_scale
         return out_of_basis(mu / divisor, leaf.basis, self.max_size)
 
     def zeros(self, rows: int, columns: int, dtype: Any) -> tuple[Array, ...]:
@@ -112,35 +125,35 @@ class AbstractInEigenbasis(AbstractRule[State]):
 
     # --- one matrix -------------------------------------------------------------------------
 
-    def follow(self, now: Any, leaf: Any, again: Any) -> list[Array]:
+    def follow(
+        self, basis: tuple[Array, ...], statistics: tuple[Array, ...], mu: Array, again: Any
+    ) -> tuple[tuple[Array, ...], Array, list[Array]]:
         """Brings the basis of a matrix up to date, and turns the mean with it.
 
         **Arguments:**
 
-        - `now`, `leaf`: as for `AbstractRule.refresh`.
+        - `basis`, `statistics`, `mu`: the fields of the state at this matrix.
         - `again`: from a factor and its basis to a better one, and where its vectors were.
 
-        **Returns:** for each side where its vectors were.
+        **Returns:** the new basis and mean, and for each side where its vectors were.
         """
-        old = leaf.basis
-        found: list[tuple[Array, Array]] = []
-        for x, q in zip(leaf.statistics, old, strict=True):
+        sides: list[tuple[Array, Array]] = []
+        for x, q in zip(statistics, basis, strict=True):
             # One side after the other.
-            starts = tree.after(now.starts, found[-1:])
-            found.append(jax.lax.cond(starts, first_eigenvectors, again, x, q))
-        leaf.basis = tuple(q for q, _ in found)
-        mu = tree.after(leaf.rotated_mu, found[-1:])
+            starts = tree.after(self.starts, sides[-1:])
+            sides.append(jax.lax.cond(starts, first_eigenvectors, again, x, q))
+        new = tuple(q for q, _ in sides)
+        mu = tree.after(mu, sides[-1:])
         with jax.default_matmul_precision("highest"):
             # Less work than with the products of old and new eigenvectors.
-            mu = out_of_basis(mu, old, self.max_size)
-            leaf.rotated_mu = into_basis(mu, leaf.basis, self.max_size)
-        return [order for _, order in found]
+            mu = into_basis(out_of_basis(mu, basis, self.max_size), new, self.max_size)
+        return new, mu, [order for _, order in sides]
 
-    def moments(self, now: Any, rotated: Array, leaf: Any) -> None:
-        """Advances the moments by a gradient in the basis."""
+    def moments(self, rotated: Array, mu: Array, nu: Array) -> tuple[Array, Array]:
+        """The moments after a gradient in the basis."""
         rotated = jnp.where(above_rounding(rotated, self.max_size), rotated, 0)
-        leaf.rotated_mu = now.b1 * leaf.rotated_mu + now.c1 * rotated
-        leaf.rotated_nu = now.b2 * leaf.rotated_nu + now.c2 * tree.bounded_square(rotated)
+        mu = self.b1 * mu + self.c1 * rotated
+        return mu, self.b2 * nu + self.c2 * tree.bounded_square(rotated)
 
     # --- traits -----------------------------------------------------------------------------
 
@@ -148,20 +161,8 @@ class AbstractInEigenbasis(AbstractRule[State]):
         return sides_as_text(self, params, "unrotated")
 
 
-class ScaleBySoapState(eqx.Module):
+class ScaleBySoapState(AbstractInEigenbasisState):
     """The state of `ScaleBySoap`."""
-
-    age: Int[Array, "*leaves"] = per_leaf()
-    since: Int[Array, ""] = until_reset()
-    """The number of steps since the last refresh."""
-    rotated_mu: PyTree[Inexact[Array, "..."]] = param_like()
-    """The mean of gradients, in the eigenbasis."""
-    rotated_nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
-    """The mean of squares, in the eigenbasis."""
-    statistics: PyTree[Inexact[Array, "_ _ _"]] = per_param(spread=True)
-    """At each leaf a tuple of L and R, without those of sides that are too long."""
-    basis: PyTree[Inexact[Array, "_ _ _"]] = per_param(spread=True)
-    """At each leaf a tuple of the eigenvectors of L and R."""
 
 
 class ScaleBySoap(AbstractInEigenbasis[ScaleBySoapState]):
@@ -205,11 +206,11 @@ class ScaleBySoap(AbstractInEigenbasis[ScaleBySoapState]):
         Adam](https://arxiv.org/abs/2409.11321), 2024"
     """
 
-    b1: Hyperparameter = hyperparameter(0.95, within="[0, 1)")
-    b2: Hyperparameter = hyperparameter(0.95, within="[0, 1)")
-    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
-    precondition_frequency: int | Int[Array, "*runs"] | AbstractSchedule = frequency_field(10)
-    shampoo_beta: Hyperparameter | None = hyperparameter(None, within="[0, 1)")
+    b1: Number = hyperparameter(0.95, within="[0, 1)")
+    b2: Number = hyperparameter(0.95, within="[0, 1)")
+    eps: Number = hyperparameter(1e-8, within="[0, inf)")
+    precondition_frequency: Frequency = frequency_field(10)
+    shampoo_beta: OptionalNumber = hyperparameter(None, within="[0, 1)")
     max_size: int = count_field(10_000)
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     layout: LayoutLike = layout_field()
@@ -219,18 +220,22 @@ class ScaleBySoap(AbstractInEigenbasis[ScaleBySoapState]):
     def init(self, params: Params) -> ScaleBySoapState:
         return ScaleBySoapState(**self.at_first(params))
 
-    def refresh(self, now, g, leaf):
+    def refresh(self, g, leaf):
         del g
-        orders = self.follow(now, leaf, refreshed_eigenvectors)
+        leaf.basis, leaf.rotated_mu, orders = self.follow(
+            leaf.basis, leaf.statistics, leaf.rotated_mu, refreshed_eigenvectors
+        )
         nu = tree.after(leaf.rotated_nu, leaf.basis[-1:])
         rows, columns = by_side(nu.shape, self.max_size, orders)
         nu = nu if rows is None else nu[rows]
         leaf.rotated_nu = nu if columns is None else nu[:, columns]
 
-    def advance(self, now, g, leaf):
+    def advance(self, g, leaf):
         g = bounded_entries(g)
-        self.moments(now, into_basis(g, leaf.basis, self.max_size), leaf)
-        leaf.statistics = toward_products(leaf.statistics, now.c_s, g, self.max_size)
+        rotated = into_basis(g, leaf.basis, self.max_size)
+        moments = self.moments(rotated, leaf.rotated_mu, leaf.rotated_nu)
+        leaf.rotated_mu, leaf.rotated_nu = moments
+        leaf.statistics = toward_products(leaf.statistics, self.c_s, g, self.max_size)
 
 
 @advise_keywords

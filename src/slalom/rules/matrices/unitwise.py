@@ -6,7 +6,7 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, hyperparameter, layout_field
+from ..._core.fields.declare import Number, hyperparameter, layout_field
 from ..._core.protocol.rule import AbstractRule
 from ...tree.types import Params
 from ...where.layout import LayoutLike
@@ -28,7 +28,7 @@ class _AbstractUnitwise(AbstractRule[None]):
         unit_axes(self, params)
         warn_guessed(self, params)
 
-    def plan(self, params):
+    def plans(self, params):
         return unit_axes(self, params)
 
 
@@ -55,11 +55,11 @@ class UnitwiseClip(_AbstractUnitwise):
         Normalization](https://arxiv.org/abs/2102.06171), 2021"
     """
 
-    max_norm: Hyperparameter = hyperparameter(within="[0, inf]")
+    max_norm: Number = hyperparameter(within="[0, inf]")
     layout: LayoutLike = layout_field()
 
-    def direction(self, now, g, leaf):
-        return g * clip_factor(tree.norm(g, leaf.plan), now.max_norm)
+    def direction(self, g, leaf):
+        return g * clip_factor(tree.norm(g, self.plan), self.max_norm)
 
 
 class AdaptiveGradClip(_AbstractUnitwise):
@@ -82,14 +82,14 @@ class AdaptiveGradClip(_AbstractUnitwise):
         Normalization](https://arxiv.org/abs/2102.06171), 2021"
     """
 
-    clipping: Hyperparameter = hyperparameter(within="[0, inf]")
-    eps: Hyperparameter = hyperparameter(1e-3, within="[0, inf)")
+    clipping: Number = hyperparameter(within="[0, inf]")
+    eps: Number = hyperparameter(1e-3, within="[0, inf)")
     layout: LayoutLike = layout_field()
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
 
-    def direction(self, now, g, leaf):
+    def direction(self, g, leaf):
         # Not `tree.norm`, which would read them twice for sizes that weights do not have.
-        size = tree.root(jnp.sum(tree.abs_squared(leaf.p), leaf.plan, keepdims=True))
-        limit = now.clipping * jnp.maximum(size, now.eps)
-        return g * clip_factor(tree.norm(g, leaf.plan), limit)
+        size = tree.root(jnp.sum(tree.abs_squared(self.p), self.plan, keepdims=True))
+        limit = self.clipping * jnp.maximum(size, self.eps)
+        return g * clip_factor(tree.norm(g, self.plan), limit)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Int, PyTree
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.fields.declare import Number, dtype_field, hyperparameter
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
@@ -99,7 +99,7 @@ class MeasureWithEma(_AbstractMonitor):
     """
 
     measure: Callable[[Updates], Any] = eqx.field(static=True)
-    decay: Hyperparameter = hyperparameter(within="[0, 1)")
+    decay: Number = hyperparameter(within="[0, 1)")
     debias: bool = eqx.field(default=True, static=True)
     accumulator_dtype: np.dtype | None = dtype_field()
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, UInt32
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.fields.declare import Hyperparameter, Number, hyperparameter
 from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
@@ -43,8 +43,8 @@ class AddNoise(AbstractTransform[AddNoiseState]):
         Networks](https://arxiv.org/abs/1511.06807), 2015"
     """
 
-    eta: Hyperparameter = hyperparameter(within="[0, inf)")
-    gamma: Hyperparameter = hyperparameter(within="[0, inf)")
+    eta: Number = hyperparameter(within="[0, inf)")
+    gamma: Number = hyperparameter(within="[0, inf)")
     key: Any = key_field(default=0)
     implementation: Any = eqx.field(default=None, static=True, init=False)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree, UInt32
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.fields.declare import Hyperparameter, Number, hyperparameter
 from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
@@ -50,7 +50,7 @@ class PerExampleGlobalNormClip(AbstractPerExampleTransform):
         Privacy](https://arxiv.org/abs/1607.00133), 2016"
     """
 
-    l2_norm_clip: Hyperparameter = hyperparameter(within="[0, inf]")
+    l2_norm_clip: Number = hyperparameter(within="[0, inf]")
     single_batch_element: bool = eqx.field(default=False, static=True)
 
     keeps_zeros: ClassVar[bool] = True
@@ -105,7 +105,7 @@ class PerExampleLayerNormClip(AbstractPerExampleTransform):
         Models](https://arxiv.org/abs/1710.06963), 2017"
     """
 
-    global_l2_norm_clip: Hyperparameter = hyperparameter(within="[0, inf]")
+    global_l2_norm_clip: Number = hyperparameter(within="[0, inf]")
     uniform: bool = eqx.field(default=True, static=True)
 
     keeps_zeros: ClassVar[bool] = True
@@ -172,8 +172,8 @@ class DifferentiallyPrivateAggregate(AbstractPerExampleTransform):
         Privacy](https://arxiv.org/abs/1607.00133), 2016"
     """
 
-    l2_norm_clip: Hyperparameter = hyperparameter(within="[0, inf)")
-    noise_multiplier: Hyperparameter = hyperparameter(within="[0, inf)")
+    l2_norm_clip: Number = hyperparameter(within="[0, inf)")
+    noise_multiplier: Number = hyperparameter(within="[0, inf)")
     key: Any = key_field()
     implementation: Any = eqx.field(default=None, static=True, init=False)
 

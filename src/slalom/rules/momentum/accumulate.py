@@ -1,12 +1,12 @@
 """Transforms that divide by accumulated squares: Adagrad and Adadelta."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 from jaxtyping import Array, Inexact, PyTree
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.fields.declare import Hyperparameter, Number, hyperparameter
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
@@ -40,8 +40,8 @@ class ScaleByRss(AbstractRule[ScaleByRssState]):
         Stochastic Optimization](https://jmlr.org/papers/v12/duchi11a.html), 2011"
     """
 
-    initial_accumulator_value: Hyperparameter = hyperparameter(0.1, within="[0, inf)")
-    eps: Hyperparameter = hyperparameter(1e-7, within="[0, inf)")
+    initial_accumulator_value: Number = hyperparameter(0.1, within="[0, inf)")
+    eps: Number = hyperparameter(1e-7, within="[0, inf)")
 
     keeps_zeros: ClassVar[bool] = True
 
@@ -49,11 +49,11 @@ class ScaleByRss(AbstractRule[ScaleByRssState]):
         start = self.at(Context(step=0)).initial_accumulator_value
         return ScaleByRssState(tree.second_moment(params, value=start))
 
-    def advance(self, now, g, leaf):
+    def advance(self, g, leaf):
         leaf.sum_of_squares = tree.bounded(leaf.sum_of_squares + tree.abs_squared(g))
 
-    def direction(self, now, g, leaf):
-        return divide_by_root(g, leaf.sum_of_squares, now.eps)
+    def direction(self, g, leaf):
+        return divide_by_root(g, leaf.sum_of_squares, self.eps)
 
 
 def divide_by_root(g: Array, total: Array, eps: Scalar) -> Array:
@@ -86,8 +86,8 @@ class ScaleByAdadelta(AbstractRule[ScaleByAdadeltaState]):
     ??? cite "Zeiler, [ADADELTA](https://arxiv.org/abs/1212.5701), 2012"
     """
 
-    rho: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
-    eps: Hyperparameter = hyperparameter(1e-6, within="(0, inf)")
+    rho: Number = hyperparameter(0.9, within="[0, 1)")
+    eps: Number = hyperparameter(1e-6, within="(0, inf)")
 
     keeps_zeros: ClassVar[bool] = True
 
@@ -97,28 +97,28 @@ class ScaleByAdadelta(AbstractRule[ScaleByAdadeltaState]):
             e_x=tree.second_moment(params),
         )
 
-    def begin(self, now, state):
-        now.rest = 1 - now.rho
+    def begin(self, state):
+        self.rest = 1 - self.rho
 
-    def advance(self, now, g, leaf):
+    def advance(self, g, leaf):
         square = tree.bounded_square(g)
-        leaf.e_g = now.rho * leaf.e_g + now.rest * square
+        leaf.e_g = self.rho * leaf.e_g + self.rest * square
         # |g|² / v is at most 1 / (1 − ρ), and no product with it overflows or underflows.
-        ratio = square / (leaf.e_g + now.eps)
-        leaf.e_x = now.rho * leaf.e_x + now.rest * (ratio * (leaf.e_x + now.eps))
+        ratio = square / (leaf.e_g + self.eps)
+        leaf.e_x = self.rho * leaf.e_x + self.rest * (ratio * (leaf.e_x + self.eps))
 
-    def direction(self, now, g, leaf):
-        return _size_ratio(now, tree.bounded_square(g), leaf.e_g, leaf.e_x) * g
+    def direction(self, g, leaf):
+        return self._size_ratio(tree.bounded_square(g), leaf.e_g, leaf.e_x) * g
 
+    def _size_ratio(self, square: Array, e_g: Array, e_x: Array) -> Array:
+        """√((xₜ₋₁ + ε) / (vₜ + ε)) from xₜ instead of xₜ₋₁, which XLA would copy (see
+        `_core/engine`).
 
-def _size_ratio(now: Any, square: Array, e_g: Array, e_x: Array) -> Array:
-    """√((xₜ₋₁ + ε) / (vₜ + ε)) from xₜ instead of xₜ₋₁, which XLA would copy (see `_core/engine`).
-
-    xₜ = ρ·xₜ₋₁ + (1 − ρ)·|gₜ|²·(xₜ₋₁ + ε) / (vₜ + ε), solved for xₜ₋₁ + ε.
-    """
-    divisor = now.rho * (e_g + now.eps) + now.rest * square
-    # Not √(a / b), which is 0 for gradients from 3e16 on.
-    return tree.root(e_x + now.rho * now.eps) * tree.inverse_root(tree.positive(divisor))
+        xₜ = ρ·xₜ₋₁ + (1 − ρ)·|gₜ|²·(xₜ₋₁ + ε) / (vₜ + ε), solved for xₜ₋₁ + ε.
+        """
+        divisor = self.rho * (e_g + self.eps) + self.rest * square
+        # Not √(a / b), which is 0 for gradients from 3e16 on.
+        return tree.root(e_x + self.rho * self.eps) * tree.inverse_root(tree.positive(divisor))
 
 
 @advise_keywords

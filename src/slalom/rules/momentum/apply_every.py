@@ -39,15 +39,15 @@ class ApplyEvery(AbstractRule[ApplyEveryState]):
             grad_acc=tree.zeros_like(params, tree.accumulation_dtype),
         )
 
-    def begin(self, now, state):
-        now.first, now.last = state.mini_step == 0, state.mini_step == self.k - 1
-        state.mini_step = jnp.where(now.last, 0, state.mini_step + 1)
+    def begin(self, state):
+        self.first, self.last = state.mini_step == 0, state.mini_step == self.k - 1
+        state.mini_step = jnp.where(self.last, 0, state.mini_step + 1)
 
-    def advance(self, now, g, leaf):
-        leaf.grad_acc = jnp.where(now.first, g, leaf.grad_acc + g)
+    def advance(self, g, leaf):
+        leaf.grad_acc = jnp.where(self.first, g, leaf.grad_acc + g)
 
-    def direction(self, now, g, leaf):
-        return jnp.where(now.last, leaf.grad_acc, 0)
+    def direction(self, g, leaf):
+        return jnp.where(self.last, leaf.grad_acc, 0)
 
     def has_updated(self, state: ApplyEveryState) -> Bool[Array, "*runs"]:
         return state.mini_step == 0

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.fields.declare import Hyperparameter, Number, dtype_field, hyperparameter
 from ..._core.fields.schedule import AbstractSchedule
 from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
@@ -44,18 +44,18 @@ class Trace(AbstractRule[TraceState]):
         Sutskever et al., On the importance of initialization and momentum in deep learning, 2013"
     """
 
-    decay: Hyperparameter = hyperparameter(within="[0, 1]")
+    decay: Number = hyperparameter(within="[0, 1]")
     nesterov: bool = eqx.field(default=False, static=True)
     accumulator_dtype: np.dtype | None = dtype_field()
 
     def init(self, params: Params) -> TraceState:
         return TraceState(first_moment(self, params, "decay", dtype="accumulator_dtype"))
 
-    def advance(self, now, g, leaf):
-        leaf.trace = g + now.decay * leaf.trace
+    def advance(self, g, leaf):
+        leaf.trace = g + self.decay * leaf.trace
 
-    def direction(self, now, g, leaf):
-        return g + now.decay * leaf.trace if self.nesterov else leaf.trace
+    def direction(self, g, leaf):
+        return g + self.decay * leaf.trace if self.nesterov else leaf.trace
 
 
 class EmaState(eqx.Module):
@@ -85,7 +85,7 @@ class Ema(AbstractRule[EmaState]):
         rules, such as `optax.contrib.scale_by_muon`.
     """
 
-    decay: Hyperparameter = hyperparameter(within="[0, 1)")
+    decay: Number = hyperparameter(within="[0, 1)")
     debias: bool = eqx.field(default=True, static=True)
     accumulator_dtype: np.dtype | None = dtype_field()
     nesterov: bool = eqx.field(default=False, static=True, kw_only=True)
@@ -96,25 +96,27 @@ class Ema(AbstractRule[EmaState]):
             ema=first_moment(self, params, "decay", dtype="accumulator_dtype"),
         )
 
-    def begin(self, now, state):
-        now.c = 1 - now.decay
-        now.from_ema, now.from_g = None, None
+    def begin(self, state):
+        self.c = 1 - self.decay
+        self.from_ema, self.from_g = None, None
         if self.nesterov:
-            now.from_ema, now.from_g = now.decay, now.c
+            self.from_ema, self.from_g = self.decay, self.c
         if state.age is not None:
             age = state.age = tree.increment(state.age)
-            now.from_ema = tree.bias_correction(now.decay, age)
+            self.from_ema = tree.bias_correction(self.decay, age)
             if self.nesterov:
-                now.from_g = now.c * now.from_ema
-                now.from_ema = now.decay * tree.bias_correction(now.decay, tree.increment(age))
+                self.from_g = self.c * self.from_ema
+                self.from_ema = self.decay * tree.bias_correction(self.decay, tree.increment(age))
 
-    def advance(self, now, g, leaf):
-        leaf.ema = now.decay * leaf.ema + now.c * g
+    def advance(self, g, leaf):
+        leaf.ema = self.decay * leaf.ema + self.c * g
 
-    def direction(self, now, g, leaf):
-        if self.nesterov:
-            return now.from_ema * leaf.ema + now.from_g * g
-        return leaf.ema if now.from_ema is None else leaf.ema * now.from_ema
+    def direction(self, g, leaf):
+        if self.from_ema is None:
+            return leaf.ema
+        if self.from_g is None:
+            return leaf.ema * self.from_ema
+        return self.from_ema * leaf.ema + self.from_g * g
 
 
 def first_moment(

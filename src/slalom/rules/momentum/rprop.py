@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, PyTree
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.fields.declare import Hyperparameter, Number, hyperparameter
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
@@ -53,11 +53,11 @@ class ScaleByRprop(AbstractRule[ScaleByRpropState]):
         1993; Igel & Hüsken, Improving the Rprop learning algorithm, 2000 (iRprop−)"
     """
 
-    learning_rate: Hyperparameter = hyperparameter(within="(0, inf)")
-    eta_minus: Hyperparameter = hyperparameter(0.5, within="(0, 1)")
-    eta_plus: Hyperparameter = hyperparameter(1.2, within="(1, inf)")
-    min_step_size: Hyperparameter = hyperparameter(1e-6, within="(0, inf)")
-    max_step_size: Hyperparameter = hyperparameter(50.0, within="(0, inf)")
+    learning_rate: Number = hyperparameter(within="(0, inf)")
+    eta_minus: Number = hyperparameter(0.5, within="(0, 1)")
+    eta_plus: Number = hyperparameter(1.2, within="(1, inf)")
+    min_step_size: Number = hyperparameter(1e-6, within="(0, inf)")
+    max_step_size: Number = hyperparameter(50.0, within="(0, inf)")
 
     keeps_zeros: ClassVar[bool] = True
     written_last: ClassVar[tuple[str, ...]] = ("signs",)
@@ -75,16 +75,16 @@ class ScaleByRprop(AbstractRule[ScaleByRpropState]):
             signs=tree.zeros_like(params),
         )
 
-    def advance(self, now, g, leaf):
+    def advance(self, g, leaf):
         sign = jnp.sign(g)
         # The product of two small gradients could underflow to 0.
         s = sign * leaf.signs
-        factor = jnp.where(s > 0, now.eta_plus, now.eta_minus)
-        new_size = jnp.clip(leaf.step_sizes * factor, now.min_step_size, now.max_step_size)
+        factor = jnp.where(s > 0, self.eta_plus, self.eta_minus)
+        new_size = jnp.clip(leaf.step_sizes * factor, self.min_step_size, self.max_step_size)
         leaf.step_sizes = jnp.where(s == 0, leaf.step_sizes, new_size)
         leaf.signs = jnp.where(s < 0, 0, sign)
 
-    def direction(self, now, g, leaf):
+    def direction(self, g, leaf):
         return leaf.step_sizes * leaf.signs
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, PyTree
 
-from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.fields.declare import Hyperparameter, Number, dtype_field, hyperparameter
 from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
@@ -53,11 +53,11 @@ class ScaleByLion(AbstractRule[ScaleByLionState]):
         Algorithms](https://arxiv.org/abs/2302.06675), 2023"
     """
 
-    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
-    b2: Hyperparameter = hyperparameter(0.99, within="(0, 1)")
+    b1: Number = hyperparameter(0.9, within="[0, 1)")
+    b2: Number = hyperparameter(0.99, within="(0, 1)")
     mu_dtype: np.dtype | None = dtype_field()
     mode: str = eqx.field(default="hard", static=True, kw_only=True)
-    smooth_beta: Hyperparameter = hyperparameter(1.0, within="(0, inf)", kw_only=True)
+    smooth_beta: Number = hyperparameter(1.0, within="(0, inf)", kw_only=True)
 
     _reads_old: bool = eqx.field(init=False, static=True, repr=False)
 
@@ -74,18 +74,18 @@ class ScaleByLion(AbstractRule[ScaleByLionState]):
     def init(self, params: Params) -> ScaleByLionState:
         return ScaleByLionState(mu=first_moment(self, params, "b2"))
 
-    def begin(self, now, state):
-        now.c1, now.c2 = 1 - now.b1, 1 - now.b2
-        now.from_mu, now.from_g = interpolation_of_new(now.b1, now.b2)
+    def begin(self, state):
+        self.c1, self.c2 = 1 - self.b1, 1 - self.b2
+        self.from_mu, self.from_g = interpolation_of_new(self.b1, self.b2)
 
-    def advance(self, now, g, leaf):
+    def advance(self, g, leaf):
         if self._reads_old:
-            leaf.c = now.b1 * leaf.mu + now.c1 * g
-        leaf.mu = now.b2 * leaf.mu + now.c2 * g
+            self.c = self.b1 * leaf.mu + self.c1 * g
+        leaf.mu = self.b2 * leaf.mu + self.c2 * g
 
-    def direction(self, now, g, leaf):
-        c = leaf.c if self._reads_old else now.from_mu * leaf.mu + now.from_g * g
-        return self._sign(c, now.smooth_beta)
+    def direction(self, g, leaf):
+        c = self.c if self._reads_old else self.from_mu * leaf.mu + self.from_g * g
+        return self._sign(c, self.smooth_beta)
 
     def _sign(self, c: Array, smooth_beta: Scalar) -> Array:
         if self.mode == "hard":
@@ -111,7 +111,7 @@ class ScaleBySign(AbstractRule[None]):
 
     keeps_zeros: ClassVar[bool] = True
 
-    def direction(self, now, g, leaf):
+    def direction(self, g, leaf):
         return jnp.sign(g)
 
 

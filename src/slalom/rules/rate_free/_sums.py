@@ -1,36 +1,46 @@
 """Numbers that belong to all leaves together, such as an estimate of the learning rate."""
 
-from types import SimpleNamespace
+import abc
 from typing import Any, ClassVar
 
-import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from ... import tree
+from ..._core.fields.declare import Number
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import State
 from ...tree.types import Scalar
 
 
-class AbstractEstimatingAdam(AbstractRule[State]):
+class _AbstractFields:
+    # Abstract variables would come first in the signature of a rule.
+    learning_rate: Number
+    b1: Number
+    b2: Number
+    bias_correction: bool
+
+
+class AbstractEstimatingAdam(AbstractRule[State], _AbstractFields):
     """Adam with an estimate d of the learning rate, the `estim_lr` of its state: the last link of
     a chain."""
-
-    bias_correction: eqx.AbstractVar[bool]
 
     over: ClassVar[str] = "sums"
     needs: ClassVar[tuple[str, ...]] = ("params",)
     sets_learning_rate: ClassVar[bool] = True
     update_sign: ClassVar[int | None] = -1
 
-    def rate(self, now: SimpleNamespace, d: Scalar, age: Int[Array, "*leaves"]) -> Array:
+    @abc.abstractmethod
+    def reduce(self, g: Array, leaf: State) -> dict[str, Any]:
+        """As `AbstractRule.reduce`: the sums that the estimate depends on."""
+
+    def step_size(self, d: Scalar, age: Int[Array, "*leaves"]) -> Array:
         """η = γ·d, with the factor √(1 − β₂ᵗ) / (1 − β₁ᵗ) if the bias is corrected."""
-        rate = number(now.learning_rate, d) * d
+        rate = number(self.learning_rate, d) * d
         if not self.bias_correction:
             return rate
-        root = jnp.sqrt(tree.bias_correction(now.b2, age))
-        correction = tree.bias_correction(now.b1, age) / root
+        root = jnp.sqrt(tree.bias_correction(self.b2, age))
+        correction = tree.bias_correction(self.b1, age) / root
         return rate * correction.astype(rate.dtype)
 
     def metrics(self, state: Any) -> dict[str, Array]:

@@ -1,13 +1,13 @@
 """One step size for all leaves from the distance traveled: DoG and DoWG."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, PyTree
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, choice_field, hyperparameter
+from ..._core.fields.declare import Hyperparameter, Number, choice_field, hyperparameter
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
@@ -56,8 +56,8 @@ class ScaleByDog(AbstractRule[ScaleByDogState]):
     ??? cite "Ivgi et al., [DoG is SGD's Best Friend](https://arxiv.org/abs/2302.12022), 2023"
     """
 
-    init_step: Hyperparameter = hyperparameter(1e-6, within="(0, inf)")
-    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
+    init_step: Number = hyperparameter(1e-6, within="(0, inf)")
+    eps: Number = hyperparameter(1e-8, within="[0, inf)")
     init_step_type: str = choice_field("heuristic", "distance", "learning_rate")
 
     over: ClassVar[str] = "sums"
@@ -75,28 +75,28 @@ class ScaleByDog(AbstractRule[ScaleByDogState]):
             first = 0 * first
         return ScaleByDogState(jnp.array(first, dtype), jnp.zeros((), dtype), tree.copy(params))
 
-    def measure(self, now, g, leaf):
-        return _squares(g, leaf)
+    def measure(self, g, leaf):
+        return squares(g, self.p - leaf.init_params)
 
-    def finish(self, now, sums, state):
-        state.max_dist = jnp.maximum(state.max_dist, tree.root(bounded(sums.distance)))
+    def finish(self, sums, state):
+        state.max_dist = jnp.maximum(state.max_dist, tree.root(bounded(sums["distance"])))
         before = state.sum_sq_norm_grads
-        squares = state.sum_sq_norm_grads = tree.bounded(before + bounded(sums.square))
-        now.factor = state.max_dist / tree.root(tree.positive(squares + now.eps))
+        squares = state.sum_sq_norm_grads = tree.bounded(before + bounded(sums["square"]))
+        self.factor = state.max_dist / tree.root(tree.positive(squares + self.eps))
         if self.init_step_type == "learning_rate":
             # While all gradients were zero, nothing has moved.
-            now.factor = jnp.where(before == 0, now.init_step, now.factor)
+            self.factor = jnp.where(before == 0, self.init_step, self.factor)
 
-    def direction(self, now, g, leaf):
-        return g * now.factor
+    def direction(self, g, leaf):
+        return g * self.factor
 
     def metrics(self, state: ScaleByDogState) -> dict[str, Array]:
         return {"max_dist": state.max_dist}
 
 
-def _squares(g: Array, leaf: Any) -> dict[str, Array]:
+def squares(g: Array, way: Array) -> dict[str, Array]:
     """The squares of the distance traveled and of the gradient."""
-    distance = jnp.sum(tree.abs_squared(leaf.p - leaf.init_params))
+    distance = jnp.sum(tree.abs_squared(way))
     return {"distance": distance, "square": jnp.sum(tree.abs_squared(g))}
 
 

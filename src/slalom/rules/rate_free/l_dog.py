@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Inexact, PyTree
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.fields.declare import Number, dtype_field, hyperparameter
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
 from ..._core.state.marks import param_like, per_param
@@ -52,10 +52,10 @@ class ScaleByDistanceOverGradients(AbstractRule[ScaleByDistanceOverGradientsStat
         (L-DoG)"
     """
 
-    reps_rel: Hyperparameter = hyperparameter(1e-6, within="(0, inf)")
-    eps: Hyperparameter = hyperparameter(1e-8, within="(0, inf)")
+    reps_rel: Number = hyperparameter(1e-6, within="(0, inf)")
+    eps: Number = hyperparameter(1e-8, within="(0, inf)")
     param_dtype: np.dtype | None = dtype_field()
-    global_scale: Hyperparameter = hyperparameter(1.0)
+    global_scale: Number = hyperparameter(1.0)
 
     over: ClassVar[str] = "leaf"
     needs: ClassVar[tuple[str, ...]] = ("params",)
@@ -73,14 +73,14 @@ class ScaleByDistanceOverGradients(AbstractRule[ScaleByDistanceOverGradientsStat
             init_params=tree.copy(params, self._start_dtype),
         )
 
-    def advance(self, now, g, leaf):
-        leaf.max_dist = jnp.maximum(leaf.max_dist, tree.norm(leaf.p - leaf.init_params))
+    def advance(self, g, leaf):
+        leaf.max_dist = jnp.maximum(leaf.max_dist, tree.norm(self.p - leaf.init_params))
         square = jnp.sum(tree.abs_squared(g))
         leaf.grad_sum_of_squares = tree.bounded(leaf.grad_sum_of_squares + square)
 
-    def direction(self, now, g, leaf):
-        inverse = jax.lax.rsqrt(leaf.grad_sum_of_squares + now.eps)
-        return g * (now.global_scale * leaf.max_dist * inverse)
+    def direction(self, g, leaf):
+        inverse = jax.lax.rsqrt(leaf.grad_sum_of_squares + self.eps)
+        return g * (self.global_scale * leaf.max_dist * inverse)
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (sign_of(self.global_scale),) * len(jax.tree.leaves(params))

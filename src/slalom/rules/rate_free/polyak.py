@@ -6,7 +6,7 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.fields.declare import Hyperparameter, Number, hyperparameter
 from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
@@ -37,9 +37,9 @@ class ScaleByPolyak(AbstractRule[None]):
         SGD](https://arxiv.org/abs/2002.10542), 2020"
     """
 
-    f_min: Hyperparameter = hyperparameter(0.0)
-    max_learning_rate: Hyperparameter = hyperparameter(1.0, within="(0, inf]")
-    eps: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    f_min: Number = hyperparameter(0.0)
+    max_learning_rate: Number = hyperparameter(1.0, within="(0, inf]")
+    eps: Number = hyperparameter(0.0, within="[0, inf)")
     variant: str = eqx.field(default="sps", static=True)
 
     over: ClassVar[str] = "sums"
@@ -52,36 +52,36 @@ class ScaleByPolyak(AbstractRule[None]):
                 f"ScaleByPolyak.variant must be 'sps' or 'sps+', got {self.variant!r}."
             )
 
-    def measure(self, now, g, leaf):
+    def measure(self, g, leaf):
         return {"norm": tree.NormOf(g), "square": jnp.sum(tree.abs_squared(g))}
 
-    def finish(self, now, sums, state):
-        gap = now.value - now.f_min
+    def finish(self, sums, state):
+        gap = self.value - self.f_min
         if self.variant == "sps+":
             gap = jnp.maximum(gap, 0)
-        zero = sums.norm == 0
-        norm = jnp.where(zero, 1, sums.norm)
+        zero = sums["norm"] == 0
+        norm = jnp.where(zero, 1, sums["norm"])
         square = jnp.square(norm)
         # The length of the new update is (f − f*)·‖u‖ / (‖u‖² + ε), in which ‖u‖² may underflow.
-        large_eps = now.eps > square
+        large_eps = self.eps > square
         length = jnp.where(
             large_eps,
-            gap * (norm / jnp.where(large_eps, square + now.eps, 1)),
-            gap / (norm + jnp.where(large_eps, 0, now.eps) / norm),
+            gap * (norm / jnp.where(large_eps, square + self.eps, 1)),
+            gap / (norm + jnp.where(large_eps, 0, self.eps) / norm),
         )
-        length = jnp.minimum(length, now.max_learning_rate * norm)
+        length = jnp.minimum(length, self.max_learning_rate * norm)
         # As the formula is written, where nothing in it overflows or underflows.
         limits = jnp.finfo(norm.dtype)
         tiny, largest = float(limits.tiny), float(limits.max)
-        usual = (sums.square > 1e10 * tiny) & (sums.square < largest)
-        factor = gap / jnp.where(usual, sums.square + now.eps, 1)
-        factor = jnp.minimum(factor, now.max_learning_rate)
+        usual = (sums["square"] > 1e10 * tiny) & (sums["square"] < largest)
+        factor = gap / jnp.where(usual, sums["square"] + self.eps, 1)
+        factor = jnp.minimum(factor, self.max_learning_rate)
         usual = usual & (jnp.abs(factor) > tiny)
-        now.inverse = jnp.where(usual, 1, jnp.where(zero, 0, 1 / norm))
-        now.length = jnp.where(usual, factor, length)
+        self.inverse = jnp.where(usual, 1, jnp.where(zero, 0, 1 / norm))
+        self.length = jnp.where(usual, factor, length)
 
-    def direction(self, now, g, leaf):
-        return g * now.inverse * now.length
+    def direction(self, g, leaf):
+        return g * self.inverse * self.length
 
 
 @advise_keywords

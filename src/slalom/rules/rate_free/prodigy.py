@@ -8,7 +8,13 @@ import numpy as np
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, dtype_field, hyperparameter
+from ..._core.fields.declare import (
+    Hyperparameter,
+    Number,
+    OptionalNumber,
+    dtype_field,
+    hyperparameter,
+)
 from ..._core.protocol.context import Context
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like, per_leaf, until_reset
@@ -75,14 +81,14 @@ class ScaleByProdigy(AbstractEstimatingAdam[ScaleByProdigyState]):
         Learner](https://arxiv.org/abs/2306.06101), 2023"
     """
 
-    learning_rate: Hyperparameter = hyperparameter(1.0, within="[0, inf)")
-    b1: Hyperparameter = hyperparameter(0.9, within="[0, 1)")
-    b2: Hyperparameter = hyperparameter(0.999, within="[0, 1)")
-    b3: Hyperparameter | None = hyperparameter(None, within="[0, 1)")
-    eps: Hyperparameter = hyperparameter(1e-8, within="[0, inf)")
-    estim_lr0: Hyperparameter = hyperparameter(1e-6, within="(0, inf)")
-    estim_lr_coef: Hyperparameter = hyperparameter(1.0, within="(0, inf)")
-    weight_decay: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    learning_rate: Number = hyperparameter(1.0, within="[0, inf)")
+    b1: Number = hyperparameter(0.9, within="[0, 1)")
+    b2: Number = hyperparameter(0.999, within="[0, 1)")
+    b3: OptionalNumber = hyperparameter(None, within="[0, 1)")
+    eps: Number = hyperparameter(1e-8, within="[0, inf)")
+    estim_lr0: Number = hyperparameter(1e-6, within="(0, inf)")
+    estim_lr_coef: Number = hyperparameter(1.0, within="(0, inf)")
+    weight_decay: Number = hyperparameter(0.0, within="[0, inf)")
     safeguard_warmup: bool = eqx.field(default=False, static=True)
     bias_correction: bool = eqx.field(default=True, static=True, kw_only=True)
     decay_where: Where | None = where_field()
@@ -100,37 +106,37 @@ class ScaleByProdigy(AbstractEstimatingAdam[ScaleByProdigyState]):
             init_params=tree.copy(params),
         )
 
-    def plan(self, params):
+    def plans(self, params):
         return decay_mask(self.decay_where, params)
 
-    def begin(self, now, state):
+    def begin(self, state):
         state.age = tree.increment(state.age)
-        now.b3 = tree.root(now.b2) if now.b3 is None else now.b3
-        now.c1, now.c2 = 1 - now.b1, 1 - now.b2
+        self.b3 = tree.root(self.b2) if self.b3 is None else self.b3
+        self.c1, self.c2 = 1 - self.b1, 1 - self.b2
         # In units of d₀.
-        now.size = state.estim_lr / number(now.estim_lr0, state.estim_lr)
-        now.rate = self.rate(now, state.estim_lr, state.age)
-        now.weight = now.size * (state.estim_lr if self.safeguard_warmup else now.rate)
+        self.size = state.estim_lr / number(self.estim_lr0, state.estim_lr)
+        self.rate = self.step_size(state.estim_lr, state.age)
+        self.weight = self.size * (state.estim_lr if self.safeguard_warmup else self.rate)
 
-    def advance(self, now, g, leaf):
-        in_units = now.size * g
-        leaf.mu = now.b1 * leaf.mu + now.c1 * in_units
-        leaf.nu = now.b2 * leaf.nu + now.c2 * tree.bounded_square(in_units)
-        leaf.grad_sum = now.b3 * leaf.grad_sum + now.weight * g
+    def advance(self, g, leaf):
+        in_units = self.size * g
+        leaf.mu = self.b1 * leaf.mu + self.c1 * in_units
+        leaf.nu = self.b2 * leaf.nu + self.c2 * tree.bounded_square(in_units)
+        leaf.grad_sum = self.b3 * leaf.grad_sum + self.weight * g
 
-    def reduce(self, now, g, leaf):
-        product = now.size * now.rate * tree.inner(g, leaf.init_params - leaf.p)
+    def reduce(self, g, leaf):
+        product = self.size * self.rate * tree.inner(g, leaf.init_params - self.p)
         return {"product": product, "size": jnp.sum(jnp.abs(leaf.grad_sum))}
 
-    def finish(self, now, sums, state):
-        r = bounded(now.b3 * state.numerator_weighted + bounded(sums.product))
-        d = larger(state.estim_lr, now.estim_lr_coef * r, bounded(sums.size))
+    def finish(self, sums, state):
+        r = bounded(self.b3 * state.numerator_weighted + bounded(sums["product"]))
+        d = larger(state.estim_lr, self.estim_lr_coef * r, bounded(sums["size"]))
         state.numerator_weighted, state.estim_lr = r, d
-        now.next_size = d / now.estim_lr0
+        self.next_size = d / self.estim_lr0
 
-    def direction(self, now, g, leaf):
-        u = leaf.mu / (tree.root(tree.positive(leaf.nu)) + now.next_size * now.eps)
-        return -now.rate * (u + now.weight_decay * leaf.p if leaf.plan else u)
+    def direction(self, g, leaf):
+        u = leaf.mu / (tree.root(tree.positive(leaf.nu)) + self.next_size * self.eps)
+        return -self.rate * (u + self.weight_decay * self.p if self.plan else u)
 
 
 @advise_keywords

@@ -5,7 +5,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Real
 
-from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.fields.declare import Number, hyperparameter
 from ..._core.protocol.rule import AbstractRule
 
 
@@ -40,16 +40,16 @@ class Cautious(AbstractRule[None]):
         Code](https://arxiv.org/abs/2411.16085), 2024"
     """
 
-    min_fraction: Hyperparameter = hyperparameter(1e-3, within="(0, 1]")
+    min_fraction: Number = hyperparameter(1e-3, within="(0, 1]")
 
     over: ClassVar[str] = "leaf"
     needs: ClassVar[tuple[str, ...]] = ("grad",)
     keeps_zeros: ClassVar[bool] = True
 
-    def direction(self, now, g, leaf):
-        agree = ~(agreement(g, leaf.grad) <= 0)  # also NaN, which must not become 0
-        share = jnp.sum(agree, dtype=now.min_fraction.dtype) / float(max(g.size, 1))
-        return jnp.where(agree, g * (1 / jnp.maximum(share, now.min_fraction)), 0)
+    def direction(self, g, leaf):
+        agree = ~(agreement(g, self.grad) <= 0)  # also NaN, which must not become 0
+        share = jnp.sum(agree, dtype=self.min_fraction.dtype) / float(max(g.size, 1))
+        return jnp.where(agree, g * (1 / jnp.maximum(share, self.min_fraction)), 0)
 
 
 def agreement(a: Array, b: Array) -> Real[Array, "..."]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.fields.declare import Number, hyperparameter
 from ..._core.protocol.rule import AbstractRule
 from ..._core.state.marks import until_reset
 from ...tree.dtypes import canonical_float
@@ -24,15 +24,15 @@ class Clip(AbstractRule[None]):
     - `max_delta`: δ, ≥ 0.
     """
 
-    max_delta: Hyperparameter = hyperparameter(within="[0, inf]")
+    max_delta: Number = hyperparameter(within="[0, inf]")
 
     keeps_zeros: ClassVar[bool] = True
     clips: ClassVar[bool] = True
 
-    def direction(self, now, g, leaf):
+    def direction(self, g, leaf):
         if jnp.iscomplexobj(g):
-            return _clipped(g.real, now.max_delta) + 1j * _clipped(g.imag, now.max_delta)
-        return _clipped(g, now.max_delta)
+            return _clipped(g.real, self.max_delta) + 1j * _clipped(g.imag, self.max_delta)
+        return _clipped(g, self.max_delta)
 
 
 def _clipped(u: Array, limit: Scalar) -> Array:
@@ -74,7 +74,7 @@ class ClipByGlobalNorm(AbstractRule[ClipByGlobalNormState | None]):
         networks](https://arxiv.org/abs/1211.5063), 2012"
     """
 
-    max_norm: Hyperparameter = hyperparameter(within="[0, inf]")
+    max_norm: Number = hyperparameter(within="[0, inf]")
     delayed: bool = eqx.field(default=False, static=True, kw_only=True)
 
     over: ClassVar[str] = "sums"
@@ -85,21 +85,21 @@ class ClipByGlobalNorm(AbstractRule[ClipByGlobalNormState | None]):
         tree.no_state(params)
         return ClipByGlobalNormState(jnp.zeros((), canonical_float())) if self.delayed else None
 
-    def measure(self, now, g, leaf):
+    def measure(self, g, leaf):
         # `NormOf` may read the gradients again, so all of them would be kept until then.
         return {"norm": tree.norm(g) if self.delayed else tree.NormOf(g)}
 
-    def finish(self, now, sums, state):
-        if not self.delayed:
-            now.factor = clip_factor(sums.norm, now.max_norm)
+    def finish(self, sums, state):
+        if not self.delayed or state is None:
+            self.factor = clip_factor(sums["norm"], self.max_norm)
             return
-        now.factor = clip_factor(state.norm, now.max_norm)
+        self.factor = clip_factor(state.norm, self.max_norm)
         norm = tree.norm(sums.each("norm"))
         state.norm = jnp.where(jnp.isfinite(norm), norm, state.norm)
 
-    def direction(self, now, g, leaf):
+    def direction(self, g, leaf):
         # A factor, since XLA would write updates that were divided leaf by leaf to memory.
-        return g * now.factor
+        return g * self.factor
 
 
 class ClipByBlockRms(AbstractRule[None]):
@@ -117,14 +117,14 @@ class ClipByBlockRms(AbstractRule[None]):
     ??? cite "Shazeer & Stern, [Adafactor](https://arxiv.org/abs/1804.04235), 2018"
     """
 
-    threshold: Hyperparameter = hyperparameter(within="[0, inf]")
+    threshold: Number = hyperparameter(within="[0, inf]")
 
     over: ClassVar[str] = "leaf"
     keeps_zeros: ClassVar[bool] = True
     clips: ClassVar[bool] = True
 
-    def direction(self, now, g, leaf):
-        return g * clip_factor(tree.rms(g), now.threshold)
+    def direction(self, g, leaf):
+        return g * clip_factor(tree.rms(g), self.threshold)
 
 
 def clip_factor(size: Any, limit: Any) -> Any:

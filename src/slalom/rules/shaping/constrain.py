@@ -26,7 +26,7 @@ class SetToZero(AbstractRule[None]):
     keeps_zeros: ClassVar[bool] = True
     update_sign: ClassVar[int | None] = 0
 
-    def direction(self, now, g, leaf):
+    def direction(self, g, leaf):
         return jnp.zeros_like(g)
 
     def has_updated(self, state: Any) -> bool:
@@ -71,8 +71,8 @@ class KeepParamsNonnegative(AbstractRule[None]):
                 )
         return tree.no_state(params)
 
-    def direction(self, now, g, leaf):
-        return jnp.where(leaf.p + g < 0, -leaf.p, g)
+    def direction(self, g, leaf):
+        return jnp.where(self.p + g < 0, -self.p, g)
 
 
 class KeepInitialNormState(eqx.Module):
@@ -113,14 +113,14 @@ class KeepInitialNorm(AbstractRule[KeepInitialNormState]):
         tree.check_inexact(params)
         return KeepInitialNormState(jax.tree.map(lambda p: tree.norm(tree.widened(p)), params))
 
-    def direction(self, now, g, leaf):
+    def direction(self, g, leaf):
         is_free = leaf.radius == 0
         inverse = 1 / jnp.where(is_free, 1, leaf.radius)
-        square, scale = tree.scaled_square((leaf.p + g) * inverse)
+        square, scale = tree.scaled_square((self.p + g) * inverse)
         is_free = is_free | (square == 0)
         factor = jnp.where(is_free, 1, scale * jax.lax.rsqrt(jnp.where(is_free, 1, square)))
         # R·(p + u) / ‖p + u‖ − p would lose a small u to rounding.
-        return g * factor + leaf.p * (factor - 1)
+        return g * factor + self.p * (factor - 1)
 
 
 class ZeroNansState(eqx.Module):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, PyTree
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.fields.declare import Hyperparameter, Number, hyperparameter
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like
@@ -37,14 +37,14 @@ class AddDecayedWeights(AbstractRule[None]):
         Decay](https://arxiv.org/abs/2510.12402), 2025"
     """
 
-    weight_decay: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    weight_decay: Number = hyperparameter(0.0, within="[0, inf)")
     cautious: bool = eqx.field(default=False, static=True, kw_only=True)
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
 
-    def direction(self, now, g, leaf):
-        decayed = g + now.weight_decay * leaf.p
-        return jnp.where(agreement(g, leaf.p) > 0, decayed, g) if self.cautious else decayed
+    def direction(self, g, leaf):
+        decayed = g + self.weight_decay * self.p
+        return jnp.where(agreement(g, self.p) > 0, decayed, g) if self.cautious else decayed
 
 
 class SubtractDecayedWeights(AbstractRule[None]):
@@ -69,12 +69,12 @@ class SubtractDecayedWeights(AbstractRule[None]):
         instabilities](https://arxiv.org/abs/2309.14322), 2023 (independent weight decay)"
     """
 
-    weight_decay: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    weight_decay: Number = hyperparameter(0.0, within="[0, inf)")
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
 
-    def direction(self, now, g, leaf):
-        return g - now.weight_decay * leaf.p
+    def direction(self, g, leaf):
+        return g - self.weight_decay * self.p
 
 
 class AddDecayToInitialParamsState(eqx.Module):
@@ -108,15 +108,15 @@ class AddDecayToInitialParams(AbstractRule[AddDecayToInitialParamsState]):
         Convolutional Networks](https://arxiv.org/abs/1802.01483), 2018"
     """
 
-    weight_decay: Hyperparameter = hyperparameter(within="[0, inf)")
+    weight_decay: Number = hyperparameter(within="[0, inf)")
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
 
     def init(self, params: Params) -> AddDecayToInitialParamsState:
         return AddDecayToInitialParamsState(tree.copy(params))
 
-    def direction(self, now, g, leaf):
-        return g + now.weight_decay * (leaf.p - leaf.init_params)
+    def direction(self, g, leaf):
+        return g + self.weight_decay * (self.p - leaf.init_params)
 
 
 def where_field() -> Any:

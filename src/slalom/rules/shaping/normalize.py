@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, hyperparameter, layout_field
+from ..._core.fields.declare import Number, hyperparameter, layout_field
 from ..._core.protocol.rule import AbstractRule
 from ...tree.types import Params
 from ...where.layout import LayoutLike
@@ -38,13 +38,13 @@ class Centralize(AbstractRule[None]):
     over: ClassVar[str] = "leaf"
     keeps_zeros: ClassVar[bool] = True
 
-    def plan(self, params):
+    def plans(self, params):
         return row_axes(self, params)
 
-    def direction(self, now, g, leaf):
-        if math.prod(g.shape[a] for a in leaf.plan) <= 1:
+    def direction(self, g, leaf):
+        if math.prod(g.shape[a] for a in self.plan) <= 1:
             return g
-        mean = jnp.mean(g, leaf.plan, keepdims=True)
+        mean = jnp.mean(g, self.plan, keepdims=True)
         return g - jnp.broadcast_to(mean, g.shape)
 
 
@@ -63,22 +63,22 @@ class NormalizeByUpdateNorm(AbstractRule[None]):
     - `eps`: ε, ≥ 0.
     """
 
-    scale_factor: Hyperparameter = hyperparameter(1.0)
-    eps: Hyperparameter = hyperparameter(1e-6, within="[0, inf)")
+    scale_factor: Number = hyperparameter(1.0)
+    eps: Number = hyperparameter(1e-6, within="[0, inf)")
 
     over: ClassVar[str] = "sums"
     keeps_zeros: ClassVar[bool] = True
 
-    def measure(self, now, g, leaf):
+    def measure(self, g, leaf):
         return {"norm": tree.NormOf(g)}
 
-    def finish(self, now, sums, state):
-        divisor = sums.norm + now.eps
+    def finish(self, sums, state):
+        divisor = sums["norm"] + self.eps
         # The quotient s / (‖u‖ + ε) may overflow or underflow where the updates do not.
-        now.inverse = 1 / jnp.where(divisor == 0, 1, divisor)
+        self.inverse = 1 / jnp.where(divisor == 0, 1, divisor)
 
-    def direction(self, now, g, leaf):
-        return g * now.inverse * now.scale_factor
+    def direction(self, g, leaf):
+        return g * self.inverse * self.scale_factor
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (sign_of(self.scale_factor),) * len(jax.tree.leaves(params))

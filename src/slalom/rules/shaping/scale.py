@@ -5,7 +5,7 @@ from typing import ClassVar
 import equinox as eqx
 import jax
 
-from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.fields.declare import Hyperparameter, Number, hyperparameter
 from ..._core.fields.schedule import AbstractStatefulSchedule
 from ..._core.protocol.rule import AbstractRule
 from ...tree.types import Params, Tracer, is_function
@@ -14,12 +14,12 @@ from ...tree.types import Params, Tracer, is_function
 class _AbstractScale(AbstractRule[None]):
     """Multiplies updates by a number."""
 
-    step_size: Hyperparameter = hyperparameter()
+    step_size: Number = hyperparameter()
 
     keeps_zeros: ClassVar[bool] = True
 
-    def direction(self, now, g, leaf):
-        return g * now.step_size
+    def direction(self, g, leaf):
+        return g * self.step_size
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (sign_of(self.step_size),) * len(jax.tree.leaves(params))
@@ -44,15 +44,15 @@ class ScaleByLearningRate(AbstractRule[None]):
         that flips the sign.
     """
 
-    learning_rate: Hyperparameter = hyperparameter()
+    learning_rate: Number = hyperparameter()
     flip_sign: bool = eqx.field(default=True, static=True, kw_only=True)
 
     sets_learning_rate: ClassVar[bool] = True
 
     keeps_zeros: ClassVar[bool] = True
 
-    def direction(self, now, g, leaf):
-        return g * (-now.learning_rate if self.flip_sign else now.learning_rate)
+    def direction(self, g, leaf):
+        return g * (-self.learning_rate if self.flip_sign else self.learning_rate)
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (-1 if self.flip_sign else 1,) * len(jax.tree.leaves(params))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, count_field, hyperparameter
+from ..._core.fields.declare import Number, count_field, hyperparameter
 from ..._core.protocol.rule import AbstractRule
 from ..._core.state.marks import until_reset
 from ...tree.dtypes import canonical_float
@@ -57,10 +57,10 @@ class ZClip(AbstractRule[ZClipState]):
         Pre-Training](https://arxiv.org/abs/2504.02507), 2025"
     """
 
-    threshold: Hyperparameter = hyperparameter(2.5, within="(0, inf]")
-    decay: Hyperparameter = hyperparameter(0.97, within="[0, 1)")
+    threshold: Number = hyperparameter(2.5, within="(0, inf]")
+    decay: Number = hyperparameter(0.97, within="[0, 1)")
     warmup_steps: int = count_field(25, least=1)
-    eps: Hyperparameter = hyperparameter(1e-6, within="[0, inf)")
+    eps: Number = hyperparameter(1e-6, within="[0, inf)")
 
     over: ClassVar[str] = "sums"
     clips: ClassVar[bool] = True
@@ -69,28 +69,28 @@ class ZClip(AbstractRule[ZClipState]):
         tree.no_state(params)
         return ZClipState(tree.fresh_count(), *(jnp.zeros((), canonical_float()) for _ in range(3)))
 
-    def measure(self, now, g, leaf):
+    def measure(self, g, leaf):
         return {"norm": tree.NormOf(g)}
 
-    def finish(self, now, sums, state):
-        norm = sums.norm
+    def finish(self, sums, state):
+        norm = sums["norm"]
         is_warm = state.age >= self.warmup_steps
-        above, unit = norm - state.mean, state.std + now.eps
+        above, unit = norm - state.mean, state.std + self.eps
         # Compared without a quotient: after equal norms, with ε = 0, any rise is high.
-        is_high = is_warm & (above > now.threshold * unit)
+        is_high = is_warm & (above > self.threshold * unit)
         inverse = 1 / jnp.where(above == 0, 1, above)
-        lowered = state.mean + now.threshold * state.std * (now.threshold * unit * inverse)
+        lowered = state.mean + self.threshold * state.std * (self.threshold * unit * inverse)
         z = above / jnp.where(unit == 0, 1, unit)
         limit = jnp.where(is_high, lowered, norm)
-        now.factor = clip_factor(norm, limit)
+        self.factor = clip_factor(norm, limit)
         state.z = jnp.where(is_warm, z, 0)
-        new = self._moved(state, limit, is_warm, now.decay)
+        new = self._moved(state, limit, is_warm, self.decay)
         is_finite = jnp.isfinite(norm)
         for name, x in zip(("age", "mean", "std"), new, strict=True):
             setattr(state, name, jnp.where(is_finite, x, getattr(state, name)))
 
-    def direction(self, now, g, leaf):
-        return g * now.factor
+    def direction(self, g, leaf):
+        return g * self.factor
 
     def _moved(
         self, state: Any, norm: Scalar, is_warm: Array, decay: Scalar

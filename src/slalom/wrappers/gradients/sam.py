@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, count_field, hyperparameter
+from ..._core.fields.declare import Number, count_field, hyperparameter
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform, missing
 from ..._core.protocol.wrapper import AbstractWrapper
@@ -55,7 +55,7 @@ class Sam(AbstractWrapper[Any]):
     follows_loss: ClassVar[bool] = True
 
     inner: AbstractTransform
-    rho: Hyperparameter = hyperparameter(0.05, within="[0, inf)")
+    rho: Number = hyperparameter(0.05, within="[0, inf)")
     adaptive: bool = eqx.field(default=False, static=True)
     every: int = count_field(1)
 

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.fields.declare import Number, hyperparameter
 from ..._core.fields.schedule import read_number
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import AbstractDeclared, Part
@@ -100,7 +100,7 @@ class SkipLargeUpdates(AbstractSkip):
     - `max_squared_norm`: c, ≥ 0. A schedule is evaluated at the number of steps so far.
     """
 
-    max_squared_norm: Hyperparameter = hyperparameter(within="[0, inf]")
+    max_squared_norm: Number = hyperparameter(within="[0, inf]")
 
     def __call__(
         self, updates: Updates, gradient_step: Int[Array, ""], params: Params | None

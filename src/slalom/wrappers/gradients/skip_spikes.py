@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, choice_field, count_field, hyperparameter
+from ..._core.fields.declare import Number, choice_field, count_field, hyperparameter
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
@@ -71,7 +71,7 @@ class SkipSpikes(AbstractPacedWrapper[SkipSpikesState]):
     """
 
     inner: AbstractTransform
-    sigma: Hyperparameter = hyperparameter(6.0, within="(0, inf]")
+    sigma: Number = hyperparameter(6.0, within="(0, inf]")
     window: int = count_field(128, least=2)
     by: str = choice_field("both", "loss", "grad_norm")
     max_consecutive: int = count_field(20, least=1)

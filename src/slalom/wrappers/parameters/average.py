@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, hyperparameter
+from ..._core.fields.declare import OptionalNumber, hyperparameter
 from ..._core.protocol.context import Context
 from ..._core.protocol.parameter_writer import AbstractParameterWriter
 from ..._core.protocol.parts import Part
@@ -62,7 +62,7 @@ class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageStat
     over: ClassVar[str] = "tree"
 
     inner: AbstractTransform
-    decay: Hyperparameter | None = hyperparameter(None, within="[0, 1)")
+    decay: OptionalNumber = hyperparameter(None, within="[0, 1)")
     debias: bool = eqx.field(default=True, static=True)
 
     def init(self, params: Params) -> AverageState:

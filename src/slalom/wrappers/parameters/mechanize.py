@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, PyTree
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter, count_field, hyperparameter
+from ..._core.fields.declare import Number, count_field, hyperparameter
 from ..._core.protocol.context import Context
 from ..._core.protocol.parameter_writer import AbstractParameterWriter
 from ..._core.protocol.parts import Part
@@ -75,9 +75,9 @@ class Mechanize(AbstractWrapper[MechanizeState]):
     follows_loss: ClassVar[bool] = True
 
     inner: AbstractTransform
-    weight_decay: Hyperparameter = hyperparameter(1e-2, within="[0, inf)")
-    eps: Hyperparameter = hyperparameter(1e-8, within="(0, inf)")
-    s_init: Hyperparameter = hyperparameter(1e-6, within="(0, inf)")
+    weight_decay: Number = hyperparameter(1e-2, within="[0, inf)")
+    eps: Number = hyperparameter(1e-8, within="(0, inf)")
+    s_init: Number = hyperparameter(1e-6, within="(0, inf)")
     num_betas: int = count_field(6)
 
     def __check_init__(self):

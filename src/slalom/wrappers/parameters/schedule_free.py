@@ -13,7 +13,8 @@ from jaxtyping import Array, Float, Inexact, Int, PyTree, Real
 
 from ... import tree
 from ..._core.fields.declare import (
-    Hyperparameter,
+    Number,
+    OptionalNumber,
     count_field,
     dtype_field,
     hyperparameter,
@@ -123,14 +124,14 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
     passes_gradients: ClassVar[bool] = True
 
     inner: AbstractTransform
-    b1: Hyperparameter = hyperparameter(0.9, within="(0, 1]")
-    weight_lr_power: Hyperparameter = hyperparameter(2.0, within="[0, inf)")
-    r: Hyperparameter = hyperparameter(0.0, within="[0, inf)")
+    b1: Number = hyperparameter(0.9, within="(0, 1]")
+    weight_lr_power: Number = hyperparameter(2.0, within="[0, inf)")
+    r: Number = hyperparameter(0.0, within="[0, inf)")
     state_dtype: np.dtype | None = dtype_field()
     average_after: int = count_field(0, least=0, kw_only=True)
     polyak: bool = eqx.field(default=False, static=True, kw_only=True)
-    polyak_beta: Hyperparameter | None = hyperparameter(None, within="[0, 1)", kw_only=True)
-    weight_decay: Hyperparameter | None = hyperparameter(None, within="[0, inf)", kw_only=True)
+    polyak_beta: OptionalNumber = hyperparameter(None, within="[0, 1)", kw_only=True)
+    weight_decay: OptionalNumber = hyperparameter(None, within="[0, inf)", kw_only=True)
     decay_where: Where | None = eqx.field(
         default=None, static=True, converter=as_where_or_none, kw_only=True
     )

@@ -1,0 +1,46 @@
+"""A rule at one step, and the fields of its state, as phases see them."""
+
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+STEP = "_numbers"
+"""The attribute that holds the numbers of a rule at a step."""
+
+
+def at_step(rule: Any, numbers: dict[str, Any]) -> Any:
+    """A copy of a rule with the numbers of one step, to which phases may assign others.
+
+    **Arguments:**
+
+    - `rule`: the rule, or such a copy of it.
+    - `numbers`: its hyperparameters and other numbers, by name.
+    """
+    here = object.__new__(type(rule))
+    vars(here).update(vars(rule), **numbers, **{STEP: numbers})
+    return here
+
+
+def numbers_at(rule: Any) -> dict[str, Any]:
+    """The numbers of a rule at a step, by name."""
+    return vars(rule)[STEP]
+
+
+class Fields(SimpleNamespace):
+    """The fields of a state that a phase reads and assigns."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in vars(self):
+            raise AttributeError(_no_field(name, vars(self)))
+        vars(self)[name] = value
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(_no_field(name, vars(self)))
+
+
+def _no_field(name: str, known: Iterable[str]) -> str:
+    names = ", ".join(f"'{n}'" for n in known) or "none"
+    return (
+        f"The state has no field '{name}' in this phase; its fields are: {names}. A rule passes "
+        f"other arrays to its later phases in attributes of its own: `self.{name} = ...`."
+    )

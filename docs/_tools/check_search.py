@@ -32,7 +32,7 @@ PAIRS = {
     "parameter groups": "guides/parameter-groups/",
     "schedules": "guides/schedules/",
     "ClipByGlobalNorm": "api/clipping/",
-    "prodigy": "api/optimizers/",
+    "prodigy": "api/optimizers/automatic/",
 }
 """The page that comes first for each query."""
 

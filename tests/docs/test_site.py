@@ -15,7 +15,7 @@ import slalom as sl
 from slalom._core.methods.fluent import FLUENT
 
 ROOT = Path(__file__).parents[2]
-API = sorted((ROOT / "docs" / "api").glob("*.md"))
+API = sorted((ROOT / "docs" / "api").rglob("*.md"))
 MODULES = [
     *("checkpoint", "codecs", "combine", "contrib", "fields", "interop"),
     *("projections", "schedules", "tree", "where", "wrappers"),

@@ -1,6 +1,6 @@
 """Measures what storing state in each codec does to losses and to memory.
 
-    pip install -e ".[bench]" && python -m benchmarks.codecs --docs docs/guides/storing-state.md
+    pip install -e ".[bench]" && python -m benchmarks.codecs --docs docs/guides/memory.md
 
 A small transformer and a small convolutional network are trained with four optimizers, from the
 same starts on the same batches with each codec and once in float32. All leaves are stored. The
@@ -27,7 +27,7 @@ from .docs import END, _table, replace_between
 from .learning.tasks import TASKS, Task, text
 from .report import machine
 
-BEGIN = "<!-- figures: python -m benchmarks.codecs --docs docs/guides/storing-state.md -->"
+BEGIN = "<!-- figures: python -m benchmarks.codecs --docs docs/guides/memory.md -->"
 FLOAT32 = "float32"
 CODECS = {
     "bfloat16": 2.0,

@@ -1,6 +1,6 @@
 """Counts the scratch memory of steps whose state is stored in `"int8"`.
 
-    python -m benchmarks.stored_scratch --docs docs/guides/storing-state.md
+    python -m benchmarks.stored_scratch --docs docs/guides/memory.md
 
 The steps are compiled for the shapes of GPT-2 small, and not run. It takes a few minutes.
 """
@@ -16,7 +16,7 @@ import slalom as sl
 from .docs import _table, replace_between
 from .shapes import gpt2
 
-BEGIN = "<!-- scratch: python -m benchmarks.stored_scratch --docs docs/guides/storing-state.md -->"
+BEGIN = "<!-- scratch: python -m benchmarks.stored_scratch --docs docs/guides/memory.md -->"
 
 END = "<!-- end of scratch -->"
 

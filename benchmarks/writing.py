@@ -1,6 +1,6 @@
 """Measures the memory and the losses of the policies that write half-precision parameters.
 
-    python -m benchmarks.writing --docs docs/guides/bfloat16-parameters.md
+    python -m benchmarks.writing --docs docs/guides/memory.md
 
 The bytes are those of a compiled step of AdamW on the shapes of GPT-2 small. The losses are
 those of a small transformer on Python's documentation, which is trained from the same start on the
@@ -20,11 +20,12 @@ import numpy as np
 
 import slalom as sl
 
-from .docs import END, _table, replace_between
+from .docs import _table, replace_between
 from .measure import interleave, ratio, slalom_step
 from .shapes import gpt2
 
-BEGIN = "<!-- figures: python -m benchmarks.writing --docs docs/guides/bfloat16-parameters.md -->"
+BEGIN = "<!-- figures: python -m benchmarks.writing --docs docs/guides/memory.md -->"
+END = "<!-- end of policies -->"
 POLICIES = ("nearest", "stochastic", "ecc", "kahan", "master")
 KEPT = {"nearest": 0, "stochastic": 0, "ecc": 1, "kahan": 2, "master": 4}
 """The bytes per parameter that each policy keeps."""

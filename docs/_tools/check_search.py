@@ -9,6 +9,17 @@ import sys
 from pathlib import Path
 
 PAIRS = {
+    "MultiSteps": "coming-from-optax/",
+    "adam": "api/optimizers/adam/",
+    "install": "",
+    "progress bar": "recipes/",
+    "gradient checkpointing": "recipes/",
+    "resume": "guides/resume/",
+    "warmup cosine": "guides/schedules/",
+    "multi gpu": "guides/sharding/",
+    "mixed precision": "guides/memory/",
+    "DataLoader": "recipes/",
+    "differential privacy": "guides/private-training/",
     "freeze layers": "recipes/",
     "unfreeze": "recipes/",
     "ema": "recipes/",
@@ -21,7 +32,7 @@ PAIRS = {
     "jupyter": "recipes/",
     "colab": "recipes/",
     "weight tying": "recipes/",
-    "lora": "recipes/",
+    "lora": "guides/lora/",
     "loss is nan": "recipes/",
     "learning rate finder": "recipes/",
     "mypy": "recipes/",

@@ -29,7 +29,7 @@ PICTURES = {
     "choosing.md": (valley.PLACE, valley.figure),
     "guides/schedules.md": (schedule_curves.GUIDE_PLACE, schedule_curves.in_the_guide),
     "guides/sharding.md": (memory.DEVICES_PLACE, memory.devices),
-    "guides/storing-state.md": (memory.CODECS_PLACE, memory.codecs),
+    "guides/memory.md": (memory.CODECS_PLACE, memory.codecs),
 }
 """The place of a picture on a page, and what draws it."""
 DRAWN_TIMES = {"index.md": times.times_at_home, "performance.md": times.times}

@@ -111,7 +111,7 @@ def test_readme_and_home_are_short_and_name_both_commands_first():
     assert 'pip install -e ".[test]" && pytest' in first_screen
 
 
-TYPES = "docs/guides/type-checking.md"
+TYPES = "docs/guides/writing-a-transform.md"
 
 
 @pytest.mark.slow

@@ -70,7 +70,7 @@ class KeepBest(AbstractPrinted, Generic[Model]):
     - `model`: the model to start from: any tree, such as `(model, state)`.
     - `patience`: after how many stale values in a row `stop` is true, an int ≥ 1. Defaults to
         never.
-    - `min_delta`: by how much a value must be better to count, a float ≥ 0.
+    - `min_delta`: how much a value must improve to count, a float ≥ 0.
     - `minimize`: whether lower values are better.
     """
 

@@ -1,7 +1,7 @@
 """Trains small tasks with all optimizers, and compares what they reach.
 
     pip install -e ".[bench]" && python -m benchmarks.learning --minutes 10
-    python -m benchmarks.learning --minutes 0 --docs docs/choosing.md
+    python -m benchmarks.learning --minutes 0 --docs docs/small-tasks.md
 
 Every optimizer gets the same tasks, steps, seeds, schedule and number of learning rates. All runs
 are stored in `benchmarks/learning/data`, and only those that are missing there are trained. So the
@@ -26,7 +26,7 @@ from .recipes import RECIPES
 from .runs import FULL, QUICK, Runs
 from .tasks import TASKS
 
-BEGIN = "<!-- figures: python -m benchmarks.learning --docs docs/choosing.md -->"
+BEGIN = "<!-- figures: python -m benchmarks.learning --docs docs/small-tasks.md -->"
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:

@@ -50,7 +50,8 @@ def on_page_markdown(markdown, page, config, **_):
     name = page.meta.get("include")
     if name is None:
         return markdown
-    return re.sub(r"\]\(docs/", "](../", (ROOT / name).read_text())
+    text = (ROOT / name).read_text().replace("](CONTRIBUTING.md", "](contributing.md")
+    return re.sub(r"\]\(docs/", "](../", text)
 
 
 def with_address(markdown, address):

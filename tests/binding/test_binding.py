@@ -57,14 +57,12 @@ def test_errors_and_warnings_come_at_every_binding():
     sl.Optimizer(sl.ScaleByLearningRate(0.1, flip_sign=False), model)
 
 
-def test_numbers_are_checked_when_fields_were_replaced():
+def test_numbers_are_checked_when_fields_were_replaced_and_traced_ones_are_constants():
     tx = eqx.tree_at(lambda t: t.links[0].b1, sl.adam(0.1), 2.0)
     for _ in range(2):
         with pytest.raises(ValueError, match="b1 must be"):
             sl.Optimizer(tx, model)
 
-
-def test_under_a_trace_binding_makes_only_constants():
     jaxpr = jax.make_jaxpr(lambda m: jax.tree.leaves(sl.Optimizer(sl.adam(1e-3), m)))(model)
     names = {eqn.primitive.name for eqn in jaxpr.eqns}
     assert names <= {"broadcast_in_dim", "gt", "select_n", "jit"}
@@ -74,7 +72,7 @@ DECAY, RATE = sl.AddDecayedWeights(0.1), sl.ScaleByLearningRate(0.1)
 A, B = sl.where.path("a"), sl.where.path("b")
 
 
-def test_a_decay_that_is_added_to_a_step_is_warned_of():
+def test_only_a_decay_that_is_added_after_the_learning_rate_is_warned_of():
     for tx, where in (
         (sl.adam(0.1) | DECAY.mask(A), "'mask.add_decayed_weights' comes after 'scale_by_learning"),
         ((sl.adam(0.1) | DECAY).if_finite(), "'if_finite.add_decayed_weights' comes after 'if_fin"),
@@ -85,8 +83,6 @@ def test_a_decay_that_is_added_to_a_step_is_warned_of():
             sl.Optimizer(tx, model)
         assert [str(w.message).startswith(where) for w in caught] == [True]
 
-
-def test_a_decay_before_the_learning_rate_of_the_same_parameters_is_not_warned_of():
     # Every warning is an error here.
     for tx in (
         sl.ScaleByAdam() | DECAY | RATE,
@@ -124,7 +120,7 @@ def test_leaves_of_an_optimizer_are_named_by_the_path_grammar():
     assert jax.tree_util.keystr(path) == "['opt'].arrays.clip.max_norm"
 
 
-def test_two_leaves_never_share_a_name():
+def test_two_leaves_never_share_a_name_that_is_their_full_path():
     tx = sl.AddNoise(0.1, 0.5) | sl.named_chain(count=sl.Scale(-0.1))
     found = names(sl.Optimizer(tx, {"w": jnp.ones(2)}))
     assert found == [
@@ -135,6 +131,11 @@ def test_two_leaves_never_share_a_name():
         "arrays.add_noise.key",
         "arrays.count",
     ]
+
+    noisy = sl.AddNoise(0.1, 0.5, key=0) | sl.sgd(0.1)
+    tx = sl.adam(0.1).partition({sl.where.path("b"): noisy}, names=("bias",))
+    opt = sl.Optimizer(tx, {"w": jnp.ones(2), "b": jnp.ones(2)})
+    assert "arrays.partition.bias.add_noise.key_2" in names(opt)  # the other one is its state
 
 
 @rows(1)
@@ -149,14 +150,12 @@ def test_every_leaf_has_a_name_of_its_own(row):
             assert any(leaf.startswith(f"arrays.{path}.") for leaf in found)
 
 
-def test_arrays_are_a_sequence_that_survives_mapping():
+def test_arrays_are_a_sequence_whose_names_jax_tells():
     opt = sl.Optimizer(sl.adam(0.1), {"w": jnp.ones(2)})
     assert names(jax.tree.map(jnp.copy, opt)) == names(opt)
     assert len(opt.arrays) == len(opt.arrays[:]) == 9
     assert repr(opt.arrays).startswith("Arrays(scale_by_adam.b1, ")
 
-
-def test_the_messages_of_jax_name_the_leaf():
     opt = sl.Optimizer(sl.adam(0.1), {"w": jnp.ones(2)})
 
     def halve(opt, _):
@@ -164,10 +163,3 @@ def test_the_messages_of_jax_name_the_leaf():
 
     with pytest.raises(TypeError, match=r"arrays[.]scale_by_adam[.]mu[.]w has type float32\[2\]"):
         jax.lax.scan(halve, opt, length=2)
-
-
-def test_numbers_that_are_no_hyperparameters_have_their_full_path_too():
-    noisy = sl.AddNoise(0.1, 0.5, key=0) | sl.sgd(0.1)
-    tx = sl.adam(0.1).partition({sl.where.path("b"): noisy}, names=("bias",))
-    opt = sl.Optimizer(tx, {"w": jnp.ones(2), "b": jnp.ones(2)})
-    assert "arrays.partition.bias.add_noise.key_2" in names(opt)  # the other one is its state

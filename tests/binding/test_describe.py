@@ -36,15 +36,13 @@ def parsed(html):
     return SimpleNamespace(tags=[x.tag for x in tree.iter()], texts=texts, text=" ".join(texts))
 
 
-def test_totals_count_parameters_and_bytes():
+def test_totals_count_all_parameters_and_state():
     totals = bound(trainable=~B).describe(params()).totals
     assert (totals.arrays, totals.parameters, totals.trainable) == (3, 12, 6)
     assert (totals.parameter_bytes, totals.trainable_bytes) == (48, 24)
     # Two moments, and the age that all parameters share.
     assert (totals.state_bytes, totals.shared_state_bytes) == (2 * 24 + 4, 4)
 
-
-def test_the_state_of_the_rows_and_the_shared_state_are_all_of_it():
     for tx in (
         sl.sgd(0.1),
         sl.adam(0.1).every_k(2),
@@ -58,8 +56,6 @@ def test_the_state_of_the_rows_and_the_shared_state_are_all_of_it():
         size = sum(x.nbytes for x in jax.tree.leaves(opt.state))
         assert rows + table.totals.shared_state_bytes == table.totals.state_bytes == size, tx
 
-
-def test_the_last_line_has_the_totals():
     lines = repr(bound().describe(params())).splitlines()
     assert lines[-1] == (
         "total: 12 parameters (48 B), 8 trainable (32 B), state 68 B, of which 4 B shared"
@@ -116,43 +112,12 @@ def test_show_prints_a_table_to_a_terminal_and_plain_text_to_a_pipe(capsys, monk
     assert capsys.readouterr().out == f"{table}\n"
 
 
-def test_a_table_in_a_notebook():
+def test_tables_of_optimizers_numbers_and_sweeps_in_a_notebook_are_escaped():
     page = parsed(bound().describe(params())._repr_html_())
     assert page.tags.count("tr") == 1 + 3 + 1
     assert "total: 12 parameters" in page.text
     assert "0.1" in page.text
 
-
-@rows(2)
-def test_every_transform_has_a_tree(row):
-    page = parsed(row.tx._repr_html_())
-    assert page.tags.count("details") == page.tags.count("summary") >= 1
-    assert {"script", "link", "img"}.isdisjoint(page.tags)
-
-
-def test_a_tree_names_the_parts_and_their_fields():
-    tx = (sl.ClipByGlobalNorm(1.0) | sl.adam(0.1)).every_k(4)
-    page = parsed(tx._repr_html_())
-    for text in ("every_k", "EveryK", "k = 4", "clip_by_global_norm", "b1 = 0.9", "scale_by_adam"):
-        assert text in page.text
-    assert page.tags.count("details") == 4
-    assert "links" not in page.text  # the parts have elements of their own
-
-
-def test_the_tree_of_an_optimizer_has_its_state_and_the_next_values():
-    opt = bound((sl.Clip(1.0) | sl.adam(sl.schedules.linear(1.0, 0.0, 4))).every_k(2))
-    page = parsed(opt._repr_html_())
-    assert "Optimizer" in page.text
-    assert "count=0" in page.text
-    assert "(next step: 1.0)" in page.text
-    adam = opt.state_of("scale_by_adam")
-    arrays = jax.tree.leaves(adam)
-    assert f"state: {len(arrays)} arrays, {sum(x.nbytes for x in arrays)} B" in page.text
-    states = [int(t.split("state: ")[1].split()[0]) for t in page.texts if "state: " in t]
-    assert sum(states) == len(jax.tree.leaves(opt.state))
-
-
-def test_html_escapes_what_users_wrote():
     model = {EVIL: jnp.ones(2)}
     tx = sl.named_chain(**{EVIL: sl.Clip(1.0)}) | sl.sgd(0.1).mask(sl.where.path(EVIL[:7] + "*"))
     opt = sl.Optimizer(tx, model)
@@ -161,18 +126,6 @@ def test_html_escapes_what_users_wrote():
         assert "<script" not in html
         assert "alert" in parsed(html).text
 
-
-def test_donated_and_abstract_optimizers_have_trees():
-    opt = bound(sl.adam(sl.schedules.linear(1.0, 0.0, 4)))
-    sl.train_step(lambda model: jnp.sum(model["w"]))(params(), opt)
-    assert "donated" in parsed(opt._repr_html_()).text
-    with pytest.raises(ValueError, match="This optimizer was donated to a training step"):
-        opt.describe(params())
-    struct = {"w": jax.ShapeDtypeStruct((2,), jnp.float32)}
-    assert "scale_by_adam" in parsed(sl.Optimizer(sl.adam(0.1), struct)._repr_html_()).text
-
-
-def test_numbers_and_sweeps_show_as_tables_in_a_notebook():
     opt = sl.Optimizer(sl.adam(0.1).record(), {"w": jnp.ones(2)})
     for numbers in (opt.hyperparams, opt.metrics):
         html = numbers._repr_html_()
@@ -184,3 +137,38 @@ def test_numbers_and_sweeps_show_as_tables_in_a_notebook():
     html = sl.SweepResult(grid, losses)._repr_html_()
     assert re.findall(r'number">([^<]*)</td></tr>', html) == ["1", "2", "3", "nan"]
     assert "sweep of 4 runs" in html
+
+
+@rows(2)
+def test_every_transform_has_a_tree(row):
+    page = parsed(row.tx._repr_html_())
+    assert page.tags.count("details") == page.tags.count("summary") >= 1
+    assert {"script", "link", "img"}.isdisjoint(page.tags)
+
+
+def test_a_tree_names_the_parts_their_fields_and_the_state():
+    tx = (sl.ClipByGlobalNorm(1.0) | sl.adam(0.1)).every_k(4)
+    page = parsed(tx._repr_html_())
+    for text in ("every_k", "EveryK", "k = 4", "clip_by_global_norm", "b1 = 0.9", "scale_by_adam"):
+        assert text in page.text
+    assert page.tags.count("details") == 4
+    assert "links" not in page.text  # the parts have elements of their own
+
+    opt = bound((sl.Clip(1.0) | sl.adam(sl.schedules.linear(1.0, 0.0, 4))).every_k(2))
+    page = parsed(opt._repr_html_())
+    assert "Optimizer" in page.text
+    assert "count=0" in page.text
+    assert "(next step: 1.0)" in page.text
+    adam = opt.state_of("scale_by_adam")
+    arrays = jax.tree.leaves(adam)
+    assert f"state: {len(arrays)} arrays, {sum(x.nbytes for x in arrays)} B" in page.text
+    states = [int(t.split("state: ")[1].split()[0]) for t in page.texts if "state: " in t]
+    assert sum(states) == len(jax.tree.leaves(opt.state))
+
+    opt = bound(sl.adam(sl.schedules.linear(1.0, 0.0, 4)))
+    sl.train_step(lambda model: jnp.sum(model["w"]))(params(), opt)
+    assert "donated" in parsed(opt._repr_html_()).text
+    with pytest.raises(ValueError, match="This optimizer was donated to a training step"):
+        opt.describe(params())
+    struct = {"w": jax.ShapeDtypeStruct((2,), jnp.float32)}
+    assert "scale_by_adam" in parsed(sl.Optimizer(sl.adam(0.1), struct)._repr_html_()).text

@@ -148,7 +148,7 @@ def test_another_value_fn_of_the_same_structure_does_not_compile_again():
     assert counts[0] == counts[1]
 
 
-def test_called_without_a_loss_it_returns_a_decorator():
+def test_without_a_loss_it_decorates_and_it_is_pickled_as_its_loss_and_options():
     @sl.train_step(has_aux=True, donate=False)
     def step(model, x, y):
         return mean_square(model, x, y), x
@@ -157,6 +157,9 @@ def test_called_without_a_loss_it_returns_a_decorator():
     _, _, (loss, aux) = step(model, sl.Optimizer(sl.sgd(0.1), model), x, y)
     np.testing.assert_allclose(loss, mean_square(model, x, y), rtol=1e-6)
     assert eqx.tree_equal(aux, x)
+
+    step = pickle.loads(pickle.dumps(sl.train_step(sum_of, donate=False)))
+    assert repr(step) == "sl.train_step(sum_of, donate=False)"
 
 
 @pytest.mark.slow
@@ -172,7 +175,7 @@ def test_steps_of_a_dead_loss_are_forgotten():
     assert alive() is None
 
 
-def test_static_arguments_that_are_equal_across_types_are_not_mixed_up():
+def test_static_arguments_must_hash_and_are_not_mixed_up_across_types():
     seen = []
 
     def loss_fn(model, flag):
@@ -186,8 +189,6 @@ def test_static_arguments_that_are_equal_across_types_are_not_mixed_up():
         step(model, opt, flag)
     assert [(type(flag), flag) for flag in seen] == [(int, 1), (bool, True), (float, 1.0)]
 
-
-def test_arguments_that_cannot_be_hashed_are_named():
     class Settings:
         __hash__ = None
 
@@ -211,7 +212,7 @@ def test_the_call_returns_before_the_work_is_done():
 
 
 @pytest.mark.slow
-def test_a_donated_model_is_refused_by_name():
+def test_by_default_the_model_is_kept_and_donated_ones_are_refused_by_name():
     loss_fn, model = make_loss(), make_model()
     opt = sl.Optimizer(tx, model)
     step = sl.train_step(loss_fn, donate="all")
@@ -221,9 +222,6 @@ def test_a_donated_model_is_refused_by_name():
     with pytest.raises(ValueError, match=r"was donated"):
         step(new, opt, x, y)
 
-
-@pytest.mark.slow
-def test_by_default_the_model_is_kept_and_the_optimizer_is_donated():
     model = best = make_model()
     before = jax.tree.map(jnp.copy, eqx.filter(model, eqx.is_array))
     opt = sl.Optimizer(tx, model)
@@ -281,7 +279,7 @@ def test_donated_memory_is_written_in_place(donate):
         assert "f32[256,256]{1,0} copy(" not in program.as_text()
 
 
-def test_what_is_not_trained_is_not_donated():
+def test_what_is_not_trained_or_stands_twice_is_not_donated():
     model = {"w": jnp.ones(2), "frozen": jnp.ones(3), "key": jax.random.key(0), "n": jnp.array(3)}
     batch = jnp.ones(2)
     opt = sl.Optimizer(sl.adam(1e-2), model, trainable=sl.where.path("w"))
@@ -295,8 +293,6 @@ def test_what_is_not_trained_is_not_donated():
     assert new["frozen"] is model["frozen"]
     assert new_opt.arrays[0] is opt.arrays[0]
 
-
-def test_a_buffer_at_two_places_is_copied_not_donated_twice():
     def loss_fn(model, target):
         return jnp.mean((jax.vmap(model)(x) - jax.vmap(target)(x) - 1) ** 2)
 
@@ -308,7 +304,7 @@ def test_a_buffer_at_two_places_is_copied_not_donated_twice():
     assert not eqx.tree_equal(new, model)
 
 
-def test_a_runtime_check_in_the_loss_fails_with_its_own_message():
+def test_a_runtime_check_fails_with_its_own_message():
     def loss_fn(model):
         loss = jnp.sum(model["w"] ** 2)
         return eqx.error_if(loss, loss > 1, "the loss is too large")
@@ -324,8 +320,6 @@ def test_a_runtime_check_in_the_loss_fails_with_its_own_message():
     np.testing.assert_allclose(loss, 0.5)
     np.testing.assert_allclose(small["w"], 0.4)
 
-
-def test_a_runtime_check_in_a_transform_fails_with_its_own_message():
     class Refuse(sl.AbstractTransform):
         def init(self, params):
             return None
@@ -444,11 +438,6 @@ def test_programs_keep_no_function_and_nothing_that_it_captured(who):
     del data
     gc.collect()
     assert kept() is None
-
-
-def test_a_training_step_is_pickled_as_its_loss_and_options():
-    step = pickle.loads(pickle.dumps(sl.train_step(sum_of, donate=False)))
-    assert repr(step) == "sl.train_step(sum_of, donate=False)"
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ def test_every_kind_of_leaf_passes_through_a_step():
     np.testing.assert_array_equal(model["constants"], [[1.0]])
 
 
-def test_state_index_contents_are_never_trained():
+def test_shared_leaves_and_the_contents_of_state_indices_stay():
     # A module that was not taken apart by `make_with_state` holds its initial state itself.
     model = eqx.nn.BatchNorm(3, axis_name="batch", mode="batch")
     opt = sl.Optimizer(sl.adamw(0.1, weight_decay=0.5), model)
@@ -89,6 +89,16 @@ def test_state_index_contents_are_never_trained():
             pairs = zip(*map(jax.tree.leaves, (index, getattr(new, name))), strict=True)
             assert all(a is b for a, b in pairs)
     assert len(jax.tree.leaves(opt.state_of(sl.ScaleByAdam).mu)) == 2
+
+    shared = eqx.nn.Shared(untied(), where_head, get_embed)
+    opt = sl.Optimizer(sl.adam(0.1), shared)
+    assert opt.binding.params.num_leaves == 1
+    step = sl.train_step(tied_loss)
+    for _ in range(3):
+        shared, opt, _ = step(shared, opt, X)
+    model = shared()
+    assert model.head.weight is model.embed.weight
+    assert not eqx.tree_equal(untied().embed, model.embed)
 
 
 def test_a_gradient_may_be_none_where_nothing_is_trained():
@@ -131,18 +141,6 @@ def tied_loss(shared, x):
     return jnp.mean(jnp.square(jax.vmap(shared())(x) - 1))
 
 
-def test_shared_leaves_stay_tied():
-    shared = eqx.nn.Shared(untied(), where_head, get_embed)
-    opt = sl.Optimizer(sl.adam(0.1), shared)
-    assert opt.binding.params.num_leaves == 1
-    step = sl.train_step(tied_loss)
-    for _ in range(3):
-        shared, opt, _ = step(shared, opt, X)
-    model = shared()
-    assert model.head.weight is model.embed.weight
-    assert not eqx.tree_equal(untied().embed, model.embed)
-
-
 def test_one_array_at_two_places_is_warned_of_by_both_paths():
     model = eqx.tree_at(where_head, untied(), untied().embed.weight)
     model = eqx.tree_at(where_head, model, model.embed.weight)
@@ -177,7 +175,7 @@ def head_spec(model):
     return eqx.tree_at(lambda m: (m.layers[1].weight, m.layers[1].bias), spec, (True, True))
 
 
-def test_frozen_leaves_are_bit_identical_after_many_steps():
+def test_frozen_leaves_are_bit_identical_and_no_gradient_of_them_is_taken():
     # E3: decay and momentum must not reach them; −0 must stay −0.
     model = eqx.tree_at(lambda m: m.layers[0].bias, mlp(), jnp.full(4, -0.0))
     tx = sl.ClipByGlobalNorm(1.0) | sl.adamw(0.01, weight_decay=0.1)
@@ -200,8 +198,6 @@ def test_frozen_leaves_are_bit_identical_after_many_steps():
     assert len(jax.tree.leaves(opt.state_of(sl.ScaleByAdam).nu)) == 2
     assert opt.count == 1000
 
-
-def test_train_step_takes_no_gradient_of_frozen_leaves():
     # The square root of zero has an infinite slope: differentiated at all, it gives NaN.
     model = {"a": jnp.ones(2), "frozen": jnp.zeros(2)}
 
@@ -264,7 +260,7 @@ def test_complex_models_descend():
     np.testing.assert_allclose(by_hand["z"], new["z"], rtol=1e-6)
 
 
-def test_a_need_is_not_met_by_a_method_of_the_context():
+def test_mistakes_with_a_bound_optimizer_are_told():
     class Needy(sl.AbstractStatelessTransform):
         needs = ("replace",)
 
@@ -274,8 +270,6 @@ def test_a_need_is_not_met_by_a_method_of_the_context():
     with pytest.raises(TypeError, match="needs 'replace'"):
         sl.Optimizer(Needy() | sl.sgd(0.1), jnp.ones(2)).step(jnp.ones(2), jnp.ones(2))
 
-
-def test_a_donated_count_says_what_to_use_instead():
     params = jnp.ones(2)
     opt = sl.Optimizer(sl.adam(sl.schedules.linear(0.1, 0.0, 10)), params)
     hyperparams = opt.hyperparams
@@ -285,6 +279,15 @@ def test_a_donated_count_says_what_to_use_instead():
         with pytest.raises(ValueError, match="was donated to a training step"):
             read()
     assert "<donated>" in repr(opt)
+
+    model = mlp(jax.random.key(0))
+    grads = params_of(model)
+    with pytest.raises(ValueError, match=r"swapped.*`opt.step\(model, grads\)`"):
+        sl.Optimizer(sl.sgd(0.1), model).step(grads, model)
+
+    opt = sl.Optimizer(sl.sgd(0.1), jnp.ones(2))
+    with pytest.raises(AttributeError, match=r"with_hyperparams\(learning_rate=...\)"):
+        opt.learning_rate = 1e-3
 
 
 def test_a_rule_without_a_learning_rate_warns_at_the_first_step_only():
@@ -298,9 +301,19 @@ def test_a_rule_without_a_learning_rate_warns_at_the_first_step_only():
         opt.step(params, params)
 
 
-def test_a_predicate_of_a_leaf_is_no_function_of_the_tree():
+def test_abstract_models_bools_of_numpy_and_predicates_of_leaves():
     with pytest.raises(TypeError, match="returned False for the whole parameter tree"):
         sl.Optimizer(sl.adamw(0.1, decay_where=eqx.is_inexact_array), mlp(jax.random.key(0)))
+
+    abstract = sl.Optimizer(sl.adam(0.1), eqx.filter_eval_shape(mlp))
+    assert all(isinstance(x, jax.ShapeDtypeStruct) for x in abstract.arrays)
+    with pytest.raises(TypeError, match="ShapeDtypeStruct"):
+        sl.adam(0.1).init(jax.ShapeDtypeStruct((3,), jnp.float32))
+
+    params = {"w": jnp.ones(2)}
+    tx = sl.sgd(0.1) | sl.freeze(np.array(True))
+    stepped, _ = sl.Optimizer(tx, params).step(params, params)
+    assert stepped["w"].tolist() == [1.0, 1.0]
 
 
 def test_trees_like_a_model_with_state_are_masks_labels_bounds_and_updates():
@@ -324,30 +337,3 @@ def test_trees_like_a_model_with_state_are_masks_labels_bounds_and_updates():
     added = sl.apply_updates(model, params)
     assert_same_bits(params_of(added.linear), jax.tree.map(lambda p: p + p, params.linear))
     assert added.norm.ema_state_index is model.norm.ema_state_index
-
-
-def test_an_abstract_model_makes_an_abstract_optimizer():
-    abstract = sl.Optimizer(sl.adam(0.1), eqx.filter_eval_shape(mlp))
-    assert all(isinstance(x, jax.ShapeDtypeStruct) for x in abstract.arrays)
-    with pytest.raises(TypeError, match="ShapeDtypeStruct"):
-        sl.adam(0.1).init(jax.ShapeDtypeStruct((3,), jnp.float32))
-
-
-def test_a_bool_of_numpy_is_a_mask():
-    params = {"w": jnp.ones(2)}
-    tx = sl.sgd(0.1) | sl.freeze(np.array(True))
-    stepped, _ = sl.Optimizer(tx, params).step(params, params)
-    assert stepped["w"].tolist() == [1.0, 1.0]
-
-
-def test_swapped_arguments_are_named():
-    model = mlp(jax.random.key(0))
-    grads = params_of(model)
-    with pytest.raises(ValueError, match=r"swapped.*`opt.step\(model, grads\)`"):
-        sl.Optimizer(sl.sgd(0.1), model).step(grads, model)
-
-
-def test_a_learning_rate_cannot_be_assigned():
-    opt = sl.Optimizer(sl.sgd(0.1), jnp.ones(2))
-    with pytest.raises(AttributeError, match=r"with_hyperparams\(learning_rate=...\)"):
-        opt.learning_rate = 1e-3

@@ -178,7 +178,7 @@ def test_bytes_follow_the_formulas():
         assert adam.frozen == 0
 
 
-def test_plan_counts_frozen_arrays_apart():
+def test_a_plan_is_a_table_that_counts_frozen_arrays_apart():
     model = eqx.nn.MLP(2, 1, 8, 1, key=jax.random.key(0))
     mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,))
     model = (model, jax.random.key(0), np.arange(3), "name")
@@ -189,8 +189,6 @@ def test_plan_counts_frozen_arrays_apart():
     assert plan.scratch is not None
     assert "frozen" in repr(plan)
 
-
-def test_plan_is_a_table():
     mesh = AbstractMesh((2, 2), ("data", "model"))
     lines = repr(sl.plan(ADAM, abstract(mesh, SPECS["both"]), mesh)).splitlines()
     assert lines[0] == "per device of a mesh with data=2, model=2:"
@@ -200,14 +198,12 @@ def test_plan_is_a_table():
     assert lines[1].endswith("132 kB")
     assert lines[4].endswith("not compiled")
 
-
-def test_plan_takes_specs_of_another_mesh():
     small, large = AbstractMesh((2, 2), ("data", "model")), AbstractMesh((64, 8), ("model", "data"))
     shapes = abstract(small, SPECS["both"])
     assert sl.plan(ADAM, shapes, large).params == 4 * (256 * 512 + 512) // 512 + 4
 
 
-def test_scratch_is_not_compiled_for_what_needs_the_loss():
+def test_scratch_is_not_compiled_for_what_needs_the_loss_and_bad_shardings_are_named():
     mesh = all_devices()
     shapes = abstract(mesh, SPECS["both"], (4, 8))
     assert sl.plan(sl.lbfgs(), shapes, mesh).scratch is None
@@ -215,8 +211,6 @@ def test_scratch_is_not_compiled_for_what_needs_the_loss():
     assert sl.plan(per_example, shapes, mesh).scratch is None
     assert sl.plan(sl.polyak_sgd(), shapes, mesh).scratch is not None
 
-
-def test_shardings_that_cannot_be_are_named():
     mesh, line = (AbstractMesh((2, 2), ("data", "model")), AbstractMesh((2,), ("model",)))
     with pytest.raises(ValueError, match=r"'b' is sharded over the mesh axis 'data', but the mesh"):
         sl.plan(ADAM, abstract(mesh, SPECS["both"]), line)

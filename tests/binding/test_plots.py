@@ -27,7 +27,7 @@ def titles(figure):
     return [axes.get_title(loc="left") for axes in figure.axes]
 
 
-def test_a_schedule_plots_its_values():
+def test_schedules_are_plotted_by_their_paths_with_a_line_at_the_next_step():
     schedule = S.linear(1.0, 0.0, 4)
     (axes,) = schedule.plot(6).axes
     ((steps, values),) = data(axes)
@@ -35,8 +35,6 @@ def test_a_schedule_plots_its_values():
     np.testing.assert_array_equal(values, schedule.values(6))
     assert axes.figure._repr_png_().startswith(PNG)  # so that it shows in a notebook
 
-
-def test_an_optimizer_plots_every_schedule_by_its_path():
     tx = sl.adamw(S.linear(1.0, 0.0, 4), weight_decay=lambda step: 0.1 * step.astype(float))
     figure = sl.Optimizer(tx, params()).plot_schedules(5)
     assert titles(figure) == [
@@ -51,8 +49,6 @@ def test_an_optimizer_plots_every_schedule_by_its_path():
     assert titles(figure) == ["every_k.k"]
     np.testing.assert_array_equal(data(figure.axes[0])[0][1], k.values(5))
 
-
-def test_a_line_marks_the_next_step_of_the_schedules_own_clock():
     opt = sl.Optimizer(sl.sgd(S.linear(1.0, 0.0, 4)).every_k(2), params())
     assert len(opt.plot_schedules(5).axes[0].lines) == 1
     model = params()
@@ -71,7 +67,7 @@ def recorded(n=3):
     return history
 
 
-def test_metrics_are_plotted_by_their_names():
+def test_metrics_are_plotted_by_their_names_from_any_form_of_history():
     history = recorded()
     figure = sl.plot_metrics(history)
     assert titles(figure) == [  # the gradients and the bound of the clipping never change
@@ -83,8 +79,6 @@ def test_metrics_are_plotted_by_their_names():
     np.testing.assert_array_equal(steps, [0, 1, 2])
     np.testing.assert_array_equal(values, [float(m["param_norm"]) for m in history])
 
-
-def test_a_history_in_another_form_gives_the_same_lines():
     history = recorded()
     for other in (
         [metrics.to_dict() for metrics in history],
@@ -96,14 +90,12 @@ def test_a_history_in_another_form_gives_the_same_lines():
             np.testing.assert_allclose(data(left), data(right), rtol=1e-6)
 
 
-def test_names_choose_what_is_plotted():
+def test_names_choose_and_positions_place_what_is_plotted():
     history = [{"a.norm": 1.0, "a.loss": 2.0, "b.loss": 3.0, "still": 1.0}] * 2
     assert titles(sl.plot_metrics(history, ["norm", "still"])) == ["a.norm", "still"]
     assert titles(sl.plot_metrics(history, ["**.loss", "a.loss"])) == ["a.loss", "b.loss"]
     assert titles(sl.plot_metrics(history)) == list(history[0])  # nothing changes
 
-
-def test_steps_may_have_positions_and_leave_out_names():
     history = [
         {"step": 10, "loss": 3.0},
         {"step": 20, "loss": 2.0, "accuracy": 0.5},
@@ -114,15 +106,13 @@ def test_steps_may_have_positions_and_leave_out_names():
     np.testing.assert_array_equal(data(figure.axes[1]), [[[20, 40], [0.5, 0.75]]])
 
 
-def test_runs_are_lines_and_what_is_not_finite_is_a_gap():
+def test_runs_are_lines_wide_ranges_logarithmic_and_flags_numbers():
     losses = jnp.array([[1.0, 2.0], [jnp.inf, 3.0], [5.0, 4.0]])
     (axes,) = sl.plot_metrics({"loss": losses}).axes
     first, second = data(axes)
     np.testing.assert_array_equal(first[1], [1, np.nan, 5])
     np.testing.assert_array_equal(second[1], [2, 3, 4])
 
-
-def test_a_wide_range_is_logarithmic():
     history = {"norm": [1.0, 1e-3], "loss": [2.0, 1.0], "signed": [-1.0, 1e4]}
     assert [axes.get_yscale() for axes in sl.plot_metrics(history).axes] == [
         "log",
@@ -130,8 +120,6 @@ def test_a_wide_range_is_logarithmic():
         "linear",
     ]
 
-
-def test_half_precision_and_flags_are_numbers():
     history = {"x": jnp.ones(2, jnp.bfloat16).at[0].set(0.5), "flag": np.array([True, False])}
     left, right = sl.plot_metrics(history).axes
     np.testing.assert_array_equal(data(left)[0][1], [0.5, 1])

@@ -43,7 +43,7 @@ def assert_close(new, expected):
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
-def test_norms_of_sharded_parameters_are_refused():
+def test_norms_of_sharded_parameters_are_refused_also_without_vma():
     sharded = r"ClipByGlobalNorm needs whole .* at 'w' along 'model'"
     skipping = sl.sgd(0.1).every_k(1, skip=sl.SkipNotFinite())
     for tx, specs, options, message in (
@@ -54,10 +54,23 @@ def test_norms_of_sharded_parameters_are_refused():
         with pytest.raises(ValueError, match=message):
             stepped(tx, specs, **options)
 
+    with pytest.raises(ValueError, match=r"`check_vma=False`, it is not known .* 'data', 'model'"):
+        stepped(CLIP, P(), average="data", check_vma=False)
+    new = stepped(sl.sgd(0.1), PARTS, average="data", check_vma=False)
+    np.testing.assert_allclose(new["w"], 0.8 * PARAMS["w"], rtol=1e-6)
 
-def test_a_link_may_average():
+
+def test_norms_of_parameters_that_a_rule_does_not_see_or_a_link_averages_run():
     average = sl.Stateless(lambda u, p: jax.lax.pmean(u, ("data", "model")))
     stepped(average | CLIP, P())
+    new = stepped(CLIP, PARTS, alone, check_vma=False)
+    expected, _ = sl.Optimizer(CLIP, PARAMS).step(PARAMS, jax.grad(loss_fn)(PARAMS))
+    np.testing.assert_allclose(new["w"], expected["w"], rtol=1e-6)
+
+    # The biases are replicated.
+    tx = sl.ClipByGlobalNorm(1.0).mask(sl.where.path("b")) | sl.sgd(0.1)
+    new = stepped(tx, PARTS, average="data")
+    np.testing.assert_allclose(new["b"], 1 - 0.1 / 2**0.5, rtol=1e-6)
 
 
 @pytest.mark.parametrize("tx", [CLIP, (CLIP | sl.Trace(0.9)).flatten()], ids=["leaves", "buffers"])
@@ -80,19 +93,6 @@ def test_norms_of_replicated_parameters_are_those_of_one_device(tx):
     assert_close(new, expected)
 
 
-def test_axes_of_one_device_are_not_refused():
-    new = stepped(CLIP, PARTS, alone, check_vma=False)
-    expected, _ = sl.Optimizer(CLIP, PARAMS).step(PARAMS, jax.grad(loss_fn)(PARAMS))
-    np.testing.assert_allclose(new["w"], expected["w"], rtol=1e-6)
-
-
-def test_without_vma_norms_are_refused_and_other_rules_run():
-    with pytest.raises(ValueError, match=r"`check_vma=False`, it is not known .* 'data', 'model'"):
-        stepped(CLIP, P(), average="data", check_vma=False)
-    new = stepped(sl.sgd(0.1), PARTS, average="data", check_vma=False)
-    np.testing.assert_allclose(new["w"], 0.8 * PARAMS["w"], rtol=1e-6)
-
-
 @pytest.mark.parametrize("pmap", [jax.pmap, pytest.param(eqx.filter_pmap, marks=pytest.mark.slow)])
 def test_under_pmap_elementwise_rules_run_and_others_name_what_replaces_it(pmap):
     def gradients(params, x):
@@ -113,13 +113,6 @@ def test_under_pmap_elementwise_rules_run_and_others_name_what_replaces_it(pmap)
                 pmap(step, **options)(PARAMS, x)
             new, _ = opt.step(PARAMS, pmap(gradients, **options)(PARAMS, x))
         assert_close(new, expected)
-
-
-def test_only_the_parameters_that_a_rule_sees_count():
-    # The biases are replicated.
-    tx = sl.ClipByGlobalNorm(1.0).mask(sl.where.path("b")) | sl.sgd(0.1)
-    new = stepped(tx, PARTS, average="data")
-    np.testing.assert_allclose(new["b"], 1 - 0.1 / 2**0.5, rtol=1e-6)
 
 
 SHARDED = {"w": jnp.linspace(-1, 1, 8).reshape(4, 2), "b": jnp.linspace(0.5, 1, 4)}

@@ -71,7 +71,7 @@ def sharded(tx, params=None):
     return params, opt, report
 
 
-def test_the_largest_dimension_that_divides_is_partitioned():
+def test_the_largest_free_dimension_that_divides_is_partitioned():
     _, opt, report = sharded(sl.adam(1e-3))
     adam = opt.state_of("scale_by_adam")
     assert adam.mu["w"].sharding.spec == P(None, "data")
@@ -86,8 +86,6 @@ def test_the_largest_dimension_that_divides_is_partitioned():
     held = sum(x.addressable_shards[0].data.nbytes for x in opt.arrays)
     assert held == report.bytes_after
 
-
-def test_dimensions_that_are_partitioned_already_stay_so():
     both = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     home = NamedSharding(both, P(None, "model"))
     params = {"w": jax.device_put(jnp.ones((4, 8)), home)}

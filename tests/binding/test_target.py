@@ -13,13 +13,26 @@ from helpers import assert_same_bits, lenient, mean_square, mlp, nested_dict, pa
 NEW, OLD = nested_dict(jax.random.key(0)), nested_dict(jax.random.key(1))
 
 
-def test_arrays_move_as_in_optax():
+def test_arrays_move_as_in_optax_and_the_rest_is_that_of_the_model():
     for size in (0.005, 0.5, 0.99):
         with lenient():
             expected = optax.incremental_update(NEW, OLD, size)
         moved = sl.incremental_update(NEW, OLD, size)
         for a, b in zip(jax.tree.leaves(moved), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+    model = {"w": jnp.ones(2, "bfloat16"), "n": jnp.array(3), "f": jax.nn.relu, "k": 2, "z": None}
+    target = {"w": jnp.zeros(2), "n": jnp.array(1), "f": jax.nn.tanh, "k": 1, "z": None}
+    moved = sl.incremental_update(model, target, 0.25)
+    assert_same_bits(moved["w"], jnp.array([0.25, 0.25]))
+    assert moved["f"] is jax.nn.relu
+    assert (int(moved["n"]), moved["k"], moved["z"]) == (3, 2, None)
+    assert sl.periodic_update(model, target, 1, 2)["f"] is jax.nn.relu
+    assert int(sl.periodic_update(model, target, 1, 2)["n"]) == 1
+
+    new, old = jnp.array([1.0, 3.0], "bfloat16"), jnp.array([0.5, -1.0], "bfloat16")
+    expected = (old.astype(float) + 0.3 * (new.astype(float) - old.astype(float))).astype(old.dtype)
+    assert_same_bits(sl.incremental_update(new, old, 0.3), expected)
 
 
 @pytest.mark.parametrize("traced", [False, True])
@@ -33,24 +46,7 @@ def test_the_ends_are_exact_and_equal_models_do_not_drift(traced):
     assert_same_bits(update(NEW, broken, 1.0), NEW)
 
 
-def test_arrays_are_those_of_the_target_and_everything_else_of_the_model():
-    model = {"w": jnp.ones(2, "bfloat16"), "n": jnp.array(3), "f": jax.nn.relu, "k": 2, "z": None}
-    target = {"w": jnp.zeros(2), "n": jnp.array(1), "f": jax.nn.tanh, "k": 1, "z": None}
-    moved = sl.incremental_update(model, target, 0.25)
-    assert_same_bits(moved["w"], jnp.array([0.25, 0.25]))
-    assert moved["f"] is jax.nn.relu
-    assert (int(moved["n"]), moved["k"], moved["z"]) == (3, 2, None)
-    assert sl.periodic_update(model, target, 1, 2)["f"] is jax.nn.relu
-    assert int(sl.periodic_update(model, target, 1, 2)["n"]) == 1
-
-
-def test_a_half_precision_target_is_computed_in_float32_and_rounded_once():
-    new, old = jnp.array([1.0, 3.0], "bfloat16"), jnp.array([0.5, -1.0], "bfloat16")
-    expected = (old.astype(float) + 0.3 * (new.astype(float) - old.astype(float))).astype(old.dtype)
-    assert_same_bits(sl.incremental_update(new, old, 0.3), expected)
-
-
-def test_periodic_update_copies_when_due():
+def test_periodic_update_copies_when_due_with_indices_and_derivatives():
     for steps in range(5):
         expected = NEW if steps % 2 == 0 else OLD
         assert_same_bits(sl.periodic_update(NEW, OLD, steps, 2), expected)
@@ -59,6 +55,17 @@ def test_periodic_update_copies_when_due():
         assert_same_bits(compiled, optax.periodic_update(NEW, OLD, jnp.array(steps), 2))
     keys = jax.random.key(0), jax.random.key(1)
     assert_same_bits(sl.periodic_update(*keys, 1, 2), keys[1])
+
+    def network():
+        return eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, "batch", mode="batch")[0]
+
+    new, old = network(), network()
+    moved = sl.incremental_update(new, old, 0.5)
+    indices = [jax.tree.leaves(m, is_leaf=is_index) for m in (moved, new)]
+    assert [x for x in indices[0] if is_index(x)] == [x for x in indices[1] if is_index(x)]
+
+    gradient = jax.grad(lambda s: jnp.sum(sl.incremental_update(NEW, OLD, s)["scales"][0]))(0.5)
+    np.testing.assert_allclose(gradient, NEW["scales"][0] - OLD["scales"][0], rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -78,23 +85,8 @@ def test_whole_models_follow_a_training_that_donates_everything():
     assert jnp.isfinite(mean_square(copied, x, y))
 
 
-def test_the_index_of_a_state_is_that_of_the_model():
-    def network():
-        return eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, "batch", mode="batch")[0]
-
-    new, old = network(), network()
-    moved = sl.incremental_update(new, old, 0.5)
-    indices = [jax.tree.leaves(m, is_leaf=is_index) for m in (moved, new)]
-    assert [x for x in indices[0] if is_index(x)] == [x for x in indices[1] if is_index(x)]
-
-
 def is_index(x):
     return isinstance(x, eqx.nn.StateIndex)
-
-
-def test_it_is_differentiable():
-    gradient = jax.grad(lambda s: jnp.sum(sl.incremental_update(NEW, OLD, s)["scales"][0]))(0.5)
-    np.testing.assert_allclose(gradient, NEW["scales"][0] - OLD["scales"][0], rtol=1e-6)
 
 
 TWO_OF_ONE = "incremental_update takes two models "

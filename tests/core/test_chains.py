@@ -24,7 +24,7 @@ def grads(step=0):
 CLIP, ADAM, RATE = sl.ClipByGlobalNorm(1.0), sl.ScaleByAdam(), sl.ScaleByLearningRate(0.1)
 
 
-def test_chains_flatten():
+def test_chains_flatten_and_run_their_links_in_order():
     joined = (CLIP | ADAM) | (RATE | sl.chain(CLIP, sl.chain(ADAM)))
     assert joined.links == (CLIP, ADAM, RATE, CLIP, ADAM)
     assert joined == sl.chain(CLIP, ADAM, RATE, CLIP, ADAM)
@@ -33,8 +33,15 @@ def test_chains_flatten():
     assert sl.chain(ADAM) is ADAM
     assert sl.chain(sl.chain(ADAM)) is ADAM
 
+    # Clip(1) then ×2 differs from ×2 then Clip(1).
+    ones = {"w": jnp.ones(2)}
+    after, _ = (sl.Clip(1.0) | sl.Scale(2.0)).update(ones, (None, None))
+    before, _ = (sl.Scale(2.0) | sl.Clip(1.0)).update(ones, (None, None))
+    assert jnp.array_equal(after["w"], jnp.full(2, 2.0))
+    assert jnp.array_equal(before["w"], jnp.ones(2))
 
-def test_links_are_reached_by_position_name_and_class():
+
+def test_links_are_reached_by_position_class_and_name_which_is_never_taken_twice():
     tx = sl.named_chain(clip=CLIP, rule=sl.adam(0.1)) | sl.Scale(0.5)
     assert tx["clip"] is tx[0]
     assert tx[0] == CLIP
@@ -47,8 +54,6 @@ def test_links_are_reached_by_position_name_and_class():
         with pytest.raises(TypeError, match="named by its path or its class, in a chain also by"):
             sl.adam(0.1)[which]
 
-
-def test_repeated_links_are_numbered_but_a_given_name_is_never_taken():
     tx = sl.Scale(1.0) | sl.Scale(2.0) | ADAM | sl.Scale(3.0)
     assert [tx[name].step_size for name in ("scale", "scale_2", "scale_3")] == [1.0, 2.0, 3.0]
     paths = list(sl.Optimizer(tx, params()).hyperparams)
@@ -58,15 +63,6 @@ def test_repeated_links_are_numbered_but_a_given_name_is_never_taken():
     tx = sl.Scale(1.0) | sl.Scale(2.0) | sl.named_chain(scale_2=sl.Scale(3.0))
     assert len(sl.Optimizer(tx, params()).hyperparams) == 3
     assert tx["scale_2"] == sl.Scale(3.0)
-
-
-def test_a_chain_runs_its_links_in_order():
-    # Clip(1) then ×2 differs from ×2 then Clip(1).
-    ones = {"w": jnp.ones(2)}
-    after, _ = (sl.Clip(1.0) | sl.Scale(2.0)).update(ones, (None, None))
-    before, _ = (sl.Scale(2.0) | sl.Clip(1.0)).update(ones, (None, None))
-    assert jnp.array_equal(after["w"], jnp.full(2, 2.0))
-    assert jnp.array_equal(before["w"], jnp.ones(2))
 
 
 def test_states_are_reached_by_path_and_class():
@@ -116,7 +112,7 @@ def test_a_custom_transform_is_an_ordinary_one():
     assert opt.state_of(Average).seen == 2
 
 
-def test_map_params_finds_marked_fields_anywhere():
+def test_map_params_finds_marked_fields_anywhere_and_maps_the_others_too():
     for tx, marked in (
         (Average(), {"b", "w"}),
         (Average().mask(W), {"w"}),
@@ -133,8 +129,6 @@ def test_map_params_finds_marked_fields_anywhere():
         assert all((leaf == 7).all() for leaf in jax.tree.leaves(found.average))
         assert found.seen == 0
 
-
-def test_map_params_maps_the_others_too():
     state = sl.adam(0.1).init(params())
     mapped = sl.map_params(lambda leaf: "param", state, other=lambda leaf: "other")
     assert mapped[0].mu == mapped[0].nu == {"b": "param", "w": "param"}
@@ -152,12 +146,17 @@ def test_map_params_maps_optimizers():
     assert jax.tree.structure(mapped) == jax.tree.structure(opt)
 
 
-def test_declared_keywords_reach_nested_transforms():
+def test_keywords_reach_nested_transforms_and_are_cut_with_masks():
     tx = ScaleByTemperature() | sl.sgd(1.0)
     for wrapped in (tx, tx.every_k(1), tx.only(W | B)):
         opt = sl.Optimizer(wrapped, params())
         model, _ = opt.step(params(), grads(), temperature=jnp.array(0.5))
         assert_same_bits(model["w"], params()["w"] - 0.5 * grads()["w"])
+
+    tx = sl.sgd(1.0).partition({B: MultiplyByTree() | sl.sgd(1.0)})
+    factor = {"b": jnp.array([2.0, 3.0]), "w": jnp.ones((2, 2))}
+    model, _ = sl.Optimizer(tx, params()).step(params(), grads(), per_param={"factor": factor})
+    np.testing.assert_allclose(model["b"], params()["b"] - factor["b"] * grads()["b"], rtol=1e-6)
 
 
 class MultiplyByTree(sl.AbstractTransform):
@@ -168,13 +167,6 @@ class MultiplyByTree(sl.AbstractTransform):
 
     def update(self, updates, state, params=None, context=None):
         return jax.tree.map(jnp.multiply, updates, context.per_param["factor"]), state
-
-
-def test_per_param_trees_are_cut_with_masks():
-    tx = sl.sgd(1.0).partition({B: MultiplyByTree() | sl.sgd(1.0)})
-    factor = {"b": jnp.array([2.0, 3.0]), "w": jnp.ones((2, 2))}
-    model, _ = sl.Optimizer(tx, params()).step(params(), grads(), per_param={"factor": factor})
-    np.testing.assert_allclose(model["b"], params()["b"] - factor["b"] * grads()["b"], rtol=1e-6)
 
 
 LEAVES = st.sampled_from(

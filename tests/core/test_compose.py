@@ -31,14 +31,12 @@ def test_labels_and_cases_say_the_same():
         assert_same_bits(stepped(sl.partition(adam_and_sgd, labels)), cases)
 
 
-def test_the_first_match_counts():
+def test_masks_nest_the_first_match_counts_and_groups_have_their_own_norms():
     tx = sl.SetToZero().partition({B: sl.sgd(1.0), sl.where.everything(): sl.sgd(0.5)})
     updates, _ = tx.update(grads(), tx.init(params()), params())
     assert_same_bits(updates["b"], -grads()["b"])
     assert_same_bits(updates["w"], -0.5 * grads()["w"])
 
-
-def test_masks_nest():
     tree = {name: jnp.ones(2) for name in ("a", "b", "c")}
     a, b = sl.where.path("a"), sl.where.path("b")
     tx = (sl.Scale(2.0) | sl.Scale(3.0).mask(~b)).mask(~a)
@@ -49,8 +47,6 @@ def test_masks_nest():
     updates, _ = only.update(tree, only.init(tree), tree)
     assert {name: float(u[0]) for name, u in updates.items()} == {"a": 0, "b": 0, "c": 2}
 
-
-def test_a_norm_inside_a_group_is_the_norm_of_the_group():
     ones = {"b": jnp.ones(4), "w": jnp.ones((4, 3))}
     inside = (sl.ClipByGlobalNorm(1.0) | sl.Scale(1.0)).partition({B: sl.Identity()})
     outside = sl.ClipByGlobalNorm(1.0) | sl.Scale(1.0).partition({B: sl.Identity()})
@@ -58,6 +54,12 @@ def test_a_norm_inside_a_group_is_the_norm_of_the_group():
     np.testing.assert_allclose(got["w"], np.full((4, 3), 12**-0.5), rtol=1e-6)
     got, _ = outside.update(ones, outside.init(ones), ones)
     np.testing.assert_allclose(got["w"], np.full((4, 3), 0.25), rtol=1e-6)
+
+    bad = {"b": jnp.full(2, jnp.nan), "w": jnp.ones((2, 2))}
+    tx = CLIP.mask(W) | sl.SetToZero().mask(B)
+    updates, _ = tx.update(bad, tx.init(params()), params())
+    assert_same_bits(updates["b"], jnp.zeros(2))
+    np.testing.assert_allclose(updates["w"], np.full((2, 2), 0.5), rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -76,14 +78,6 @@ def test_only_keeps_every_bit():
         assert_same_bits(new["b"], model["b"])
         assert jnp.isfinite(new["w"]).all()
         assert not jnp.array_equal(new["w"], model["w"])
-
-
-def test_unselected_nan_does_not_spread():
-    bad = {"b": jnp.full(2, jnp.nan), "w": jnp.ones((2, 2))}
-    tx = CLIP.mask(W) | sl.SetToZero().mask(B)
-    updates, _ = tx.update(bad, tx.init(params()), params())
-    assert_same_bits(updates["b"], jnp.zeros(2))
-    np.testing.assert_allclose(updates["w"], np.full((2, 2), 0.5), rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -105,7 +99,7 @@ CONTROL = (CLIP | sl.adamw(LINEAR, weight_decay=0.1, decay_where=W)).partition(
 )
 
 
-def test_a_scan_and_the_functional_core_take_the_same_steps():
+def test_scan_cond_and_the_functional_core_take_the_same_steps():
     def step(carry, grads):
         model, opt = carry
         return opt.step(model, grads), opt.hyperparams["rest.scale_by_learning_rate.learning_rate"]
@@ -125,8 +119,6 @@ def test_a_scan_and_the_functional_core_take_the_same_steps():
         assert_close(found, expected, rtol=1e-6)
     np.testing.assert_allclose(rates, LINEAR.values(3), rtol=1e-6)
 
-
-def test_an_optimizer_goes_through_cond():
     opt = sl.Optimizer(CONTROL, params())
 
     @jax.jit
@@ -140,7 +132,7 @@ def test_an_optimizer_goes_through_cond():
     assert not jnp.array_equal(model["w"], params()["w"])
 
 
-def test_apply_updates_leaves_everything_else_the_very_object():
+def test_apply_updates_leaves_everything_else_and_params_may_be_left_out():
     model = eqx.nn.MLP(1, 1, 2, 1, key=jax.random.key(0))
     ones = jax.tree.map(jnp.ones_like, eqx.filter(model, eqx.is_inexact_array))
     some = eqx.tree_at(lambda m: (m.layers[0].weight, m.layers[0].bias), ones, (None, None))
@@ -153,8 +145,6 @@ def test_apply_updates_leaves_everything_else_the_very_object():
     new = sl.apply_updates(half, {"w": jnp.full(2, 2.0**-7, jnp.float32)})
     assert_same_bits(new["w"], jnp.full(2, 1 + 2.0**-7, jnp.bfloat16))
 
-
-def test_params_may_be_left_out_where_none_are_needed():
     tx = (CLIP | sl.adam(0.1).mask(W)).partition({B: sl.sgd(0.1, 0.9).every_k(2)})
     state = tx.init(params())
     without, given = jax.jit(lambda: [tx.update(grads(), state, p)[0] for p in (None, params())])()

@@ -31,7 +31,7 @@ DEEP = sl.ClipByGlobalNorm(2.0) | sl.adamw(1e-2, weight_decay=0.1, decay_where=~
 ).every_k(2)
 
 
-def test_full_paths_reach_everywhere():
+def test_full_paths_and_whole_segments_of_them_reach_everywhere():
     found = sl.Optimizer(DEEP, params()).hyperparams
     # The order is that of the links, groups in the order they were given, the rest last.
     assert {path: pytest.approx(float(value), rel=1e-6) for path, value in found.items()} == {
@@ -48,8 +48,6 @@ def test_full_paths_reach_everywhere():
         "every_k.partition.rest.scale_by_learning_rate.learning_rate": 1e-2,
     }
 
-
-def test_suffixes_are_keys_where_they_are_whole_segments_and_one_path():
     found = sl.Optimizer(DEEP, params()).hyperparams
     for suffix, value in {
         "max_norm": 2.0,
@@ -103,7 +101,7 @@ def test_hyperparams_are_what_the_next_step_uses():
         np.testing.assert_allclose(before["b"] - model["b"], n % 2 * inner, rtol=1e-5)
 
 
-def test_any_number_becomes_the_old_leafs_kind():
+def test_any_number_becomes_the_old_leafs_kind_and_a_copy():
     opt = sl.Optimizer(sl.adam(0.1), params())
     numpy = (np.float16(1), np.float32(1), np.float64(1), np.int64(1), np.array(1.0))
     jax_numbers = (jnp.array(1.0), jnp.array(1.0, jnp.bfloat16), jnp.array(1))
@@ -114,6 +112,12 @@ def test_any_number_becomes_the_old_leafs_kind():
         assert found == (jnp.float32, False, (), 1.0), repr(value)
         assert jax.tree.structure(new) == jax.tree.structure(opt)
     assert opt.hyperparams["learning_rate"] == np.float32(0.1)
+
+    rate = jnp.array(0.5)
+    opt = sl.Optimizer(sl.adam(0.1).partition({B: sl.sgd(0.1)}), params())
+    opt = opt.with_hyperparams({"**.learning_rate": rate})
+    buffers = [x.unsafe_buffer_pointer() for x in (rate, *opt.hyperparams.values())]
+    assert len(set(buffers)) == len(buffers)
 
 
 def test_values_are_set_by_suffix_path_glob_and_function():
@@ -129,7 +133,7 @@ def test_values_are_set_by_suffix_path_glob_and_function():
     assert opt.hyperparams["decay"] == 0.5
 
 
-def test_several_runs_are_given_a_number_each():
+def test_several_runs_have_a_number_each_also_of_schedules():
     opt = jax.vmap(lambda rate: sl.Optimizer(sl.sgd(rate, momentum=0.9), params()))(jnp.ones(3))
     opt = opt.with_hyperparams(learning_rate=jnp.array([0.1, 0.2, 0.3]), decay=0.5)
     opt = opt.with_hyperparams(learning_rate=lambda rate: rate / 2)
@@ -149,8 +153,6 @@ def test_several_runs_are_given_a_number_each():
         with pytest.raises(ValueError, match="created under `vmap` and holds 3 runs"):
             call()
 
-
-def test_several_runs_show_what_their_schedules_say():
     def begin(rate):
         return sl.Optimizer(sl.sgd(sl.schedules.linear(rate, 0.0, 2)), params())
 
@@ -162,15 +164,7 @@ def test_several_runs_show_what_their_schedules_say():
     assert all(row["learning_rate"].shape == (2,) for row in rows)
 
 
-def test_an_array_that_is_given_to_several_places_is_copied():
-    rate = jnp.array(0.5)
-    opt = sl.Optimizer(sl.adam(0.1).partition({B: sl.sgd(0.1)}), params())
-    opt = opt.with_hyperparams({"**.learning_rate": rate})
-    buffers = [x.unsafe_buffer_pointer() for x in (rate, *opt.hyperparams.values())]
-    assert len(set(buffers)) == len(buffers)
-
-
-def test_a_changed_rate_is_as_if_bound_with_it():
+def test_numbers_and_schedules_are_replaced_as_if_bound_with_them():
     opt = sl.Optimizer(sl.adamw(0.1, weight_decay=0.1), params())
     changed = opt.with_hyperparams(learning_rate=0.01, weight_decay=0.2)
     fresh = sl.Optimizer(sl.adamw(0.01, weight_decay=0.2), params())
@@ -179,8 +173,6 @@ def test_a_changed_rate_is_as_if_bound_with_it():
     again = after.with_hyperparams(learning_rate=0.2)
     assert_same_bits((again.state, again.count), (after.state, after.count))
 
-
-def test_a_schedule_is_replaced_explicitly():
     linear, other = sl.schedules.linear(0.1, 0.0, 10), sl.schedules.linear(0.5, 0.0, 10)
     opt = sl.Optimizer(sl.sgd(linear), params())
     with pytest.raises(ValueError, match="replace_schedules=True"):
@@ -192,8 +184,6 @@ def test_a_schedule_is_replaced_explicitly():
     for old in (opt, number):
         assert_same_bits(trained(old.with_hyperparams(learning_rate=other)), expected)
 
-
-def test_numbers_inside_a_schedule_have_paths():
     opt = sl.Optimizer(sl.sgd(sl.schedules.linear(0.1, 0.0, 10)), params())
     new = opt.with_hyperparams({"learning_rate.init_value": 0.5, "transition_steps": 5})
     fresh = sl.Optimizer(sl.sgd(sl.schedules.linear(0.5, 0.0, 5)), params())
@@ -209,7 +199,7 @@ EVERYTHING = (
 )
 
 
-def test_every_leaf_is_a_strong_jax_array():
+def test_arrays_are_strong_copied_and_keep_their_dtype():
     opt = sl.Optimizer(EVERYTHING, params())
     for each in (opt, trained(opt, 1)[1]):
         leaves = jax.tree.leaves(each)
@@ -219,15 +209,6 @@ def test_every_leaf_is_a_strong_jax_array():
             assert not leaf.weak_type
             assert leaf.dtype in (jnp.float32, jnp.int32, jnp.bool_)
 
-
-def test_numbers_are_float64_under_x64(x64):
-    opt = sl.Optimizer(sl.adam(0.1), {"w": jnp.ones(2)})
-    assert {leaf.dtype for leaf in opt.hyperparams.values()} == {np.dtype("float64")}
-    assert opt.count.dtype == jnp.int32
-    assert opt.hyperparams["learning_rate"] == 0.1
-
-
-def test_arrays_are_copied_and_floating_ones_keep_their_dtype():
     rate = jnp.array(0.1, jnp.bfloat16)
     opt = sl.Optimizer(sl.adam(rate), params())
     assert opt.hyperparams["learning_rate"].dtype == jnp.bfloat16
@@ -243,6 +224,18 @@ def test_arrays_are_copied_and_floating_ones_keep_their_dtype():
         opt = sl.Optimizer(sl.sgd(one), params()).with_hyperparams(learning_rate=0.5)
         assert opt.hyperparams["learning_rate"] == 0.5
 
+    # bfloat16(0.999) is 1, which would divide by zero.
+    opt = sl.Optimizer(sl.adam(0.1, b2=jnp.array(0.99, jnp.bfloat16)), params())
+    float32 = sl.Optimizer(sl.adam(0.1, b2=float(jnp.bfloat16(0.99))), params())
+    assert_close(trained(opt)[0], trained(float32)[0], rtol=1e-6)
+
+
+def test_numbers_are_float64_under_x64(x64):
+    opt = sl.Optimizer(sl.adam(0.1), {"w": jnp.ones(2)})
+    assert {leaf.dtype for leaf in opt.hyperparams.values()} == {np.dtype("float64")}
+    assert opt.count.dtype == jnp.int32
+    assert opt.hyperparams["learning_rate"] == 0.1
+
 
 @pytest.mark.parametrize("dtype", slow_except([jnp.bfloat16, "float16", jnp.float32], "float16"))
 def test_hyperparam_dtype_casts_all(dtype):
@@ -255,10 +248,3 @@ def test_hyperparam_dtype_casts_all(dtype):
     assert floats == {np.dtype(dtype)}
     model, opt = opt.step(params(), grads())
     assert {p.dtype for p in jax.tree.leaves(model)} == {np.dtype("float32")}
-
-
-def test_a_bfloat16_b2_changes_the_value_only():
-    # bfloat16(0.999) is 1, which would divide by zero.
-    opt = sl.Optimizer(sl.adam(0.1, b2=jnp.array(0.99, jnp.bfloat16)), params())
-    float32 = sl.Optimizer(sl.adam(0.1, b2=float(jnp.bfloat16(0.99))), params())
-    assert_close(trained(opt)[0], trained(float32)[0], rtol=1e-6)

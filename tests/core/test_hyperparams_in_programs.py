@@ -47,14 +47,31 @@ class Counter(list):
         return self is other
 
 
-def test_a_number_and_a_schedule_have_one_state():
+def test_a_number_and_a_schedule_have_one_state_and_an_optimizer_is_its_leaves():
     number = sl.Optimizer(sl.adam(0.1), params())
     schedule = sl.Optimizer(sl.adam(sl.schedules.constant(0.1), b2=lambda n: 0.999), params())
     assert_same_bits(number.state, schedule.state)
     assert_close(trained(schedule)[0], trained(number)[0], rtol=1e-6)
 
+    model, opt = trained(sl.Optimizer(EVERYTHING, params()), 2)
+    assert_same_bits(jax.jit(lambda o: o)(opt), opt)
+    leaves, structure = jax.tree.flatten(opt)
+    again = structure.unflatten([jnp.array(np.asarray(leaf)) for leaf in leaves])
+    assert repr(again) == repr(opt)
+    expected = trained(opt, 2, model)
+    assert_same_bits(trained(again, 2, model), expected)
 
-def test_train_step_traces_once_for_any_values():
+    # Equinox saves and loads it.
+    file = io.BytesIO()
+    eqx.tree_serialise_leaves(file, (model, opt))
+    file.seek(0)
+    fresh = (params(), sl.Optimizer(EVERYTHING, params()))
+    loaded = eqx.tree_deserialise_leaves(file, fresh)
+    assert_same_bits(loaded, (model, opt))
+    assert_same_bits(trained(loaded[1], 2, loaded[0]), expected)
+
+
+def test_steps_trace_once_for_any_values():
     loss = Counted()
     step = sl.train_step(loss, donate=False)
     model, opt = params(), sl.Optimizer(sl.adamw(0.1, weight_decay=0.1), params())
@@ -65,8 +82,6 @@ def test_train_step_traces_once_for_any_values():
     sl.train_step(loss, donate=False)(model, opt, jnp.ones(2))
     assert loss.traces == 1
 
-
-def test_opt_step_traces_once_for_any_values():
     counter = Counter()
     model = params()
     for rate in (0.1, 1, np.float32(0.3), jnp.array(0.3)):
@@ -81,7 +96,7 @@ def test_opt_step_traces_once_for_any_values():
     assert len(counter) == 2
 
 
-def test_schedules_of_one_class_share_a_program():
+def test_schedules_of_one_class_share_a_program_and_replacing_one_recompiles_once():
     counter = Counter()
     for schedule in (
         sl.schedules.linear(0.1, 0.0, 10),
@@ -91,8 +106,6 @@ def test_schedules_of_one_class_share_a_program():
         trained(sl.Optimizer(CountedLink(counter) | sl.sgd(schedule), params()), 3)
     assert len(counter) == 1
 
-
-def test_replacing_a_schedule_recompiles_once():
     counter = Counter()
     opt = sl.Optimizer(CountedLink(counter) | sl.sgd(sl.schedules.constant(0.1)), params())
     opt = opt.step(params(), grads())[1]
@@ -172,25 +185,6 @@ def test_gradients_reach_every_hyperparameter_of_an_optimizer():
     slopes = jax.jit(jax.grad(loss))(values)
     del slopes["scale_by_adam.eps"], slopes["scale_by_adam.eps_root"]
     assert all(jnp.isfinite(s) and s != 0 for s in slopes.values()), slopes
-
-
-def test_an_optimizer_is_its_leaves():
-    model, opt = trained(sl.Optimizer(EVERYTHING, params()), 2)
-    assert_same_bits(jax.jit(lambda o: o)(opt), opt)
-    leaves, structure = jax.tree.flatten(opt)
-    again = structure.unflatten([jnp.array(np.asarray(leaf)) for leaf in leaves])
-    assert repr(again) == repr(opt)
-    expected = trained(opt, 2, model)
-    assert_same_bits(trained(again, 2, model), expected)
-
-    # Equinox saves and loads it.
-    file = io.BytesIO()
-    eqx.tree_serialise_leaves(file, (model, opt))
-    file.seek(0)
-    fresh = (params(), sl.Optimizer(EVERYTHING, params()))
-    loaded = eqx.tree_deserialise_leaves(file, fresh)
-    assert_same_bits(loaded, (model, opt))
-    assert_same_bits(trained(loaded[1], 2, loaded[0]), expected)
 
 
 PARAMS = {"w": jnp.array([1.0, -2.0, 3.0]), "s": jnp.array(0.5)}

@@ -137,7 +137,7 @@ def test_sums_of_a_rule_without_state_and_without_leaves():
     assert state.last == 0
 
 
-def test_sums_have_the_highest_precision_of_a_leaf(x64):
+def test_sums_and_norms_have_the_highest_precision_of_a_leaf(x64):
     class Sum(sl.AbstractRule):
         def measure(self, g, leaf):
             return {"sum": jnp.sum(g)}
@@ -152,6 +152,12 @@ def test_sums_have_the_highest_precision_of_a_leaf(x64):
     updates, _ = Sum().update(grads, None)
     assert updates["a"] == 1 + 2.0**-40
     assert updates["b"].dtype == jnp.float32
+
+    rule, grads = Norms(), {"a": jnp.full((2, 2), 1e-30, "float32"), "b": jnp.zeros((2, 2))}
+    updates, _ = jax.jit(lambda grads: rule.update(grads, rule.init(grads)))(grads)
+    np.testing.assert_allclose(updates["a"], [[2e-30, 2e-30], [4e-30, 2]], rtol=1e-6)
+    assert updates["b"].dtype == jnp.float64
+    np.testing.assert_allclose(updates["b"], [[2e-30, 0], [0, 2]], rtol=1e-6)
 
 
 class NormState(eqx.Module):
@@ -185,7 +191,7 @@ class NormsOfMatrices(Norms):
     over = "matrix"
 
 
-def test_norms_are_those_of_gradients_of_any_size():
+def test_norms_are_those_of_gradients_of_any_size_and_nan_where_one_is_not_finite():
     for rule in (Norms(), NormsOfMatrices()):
 
         @jax.jit
@@ -202,8 +208,6 @@ def test_norms_are_those_of_gradients_of_any_size():
                 expected = np.array([[np.sqrt(52) * size, own * size], [2 * own * size, 2]])
                 np.testing.assert_allclose(np.asarray(found, float), expected, rtol=1e-6)
 
-
-def test_norms_of_gradients_that_are_not_finite_are_nan():
     @jax.jit
     def updates_of(bad):
         grads = {"a": jnp.ones((2, 2)).at[0, 1].set(bad), "b": jnp.ones((2, 2))}
@@ -213,11 +217,3 @@ def test_norms_of_gradients_that_are_not_finite_are_nan():
         updates = updates_of(bad)
         np.testing.assert_array_equal(updates["a"], [[jnp.nan, jnp.nan], [jnp.nan, 2]])
         np.testing.assert_allclose(updates["b"], [[jnp.nan, 2], [4, 2]])
-
-
-def test_norms_of_leaves_in_two_precisions(x64):
-    rule, grads = Norms(), {"a": jnp.full((2, 2), 1e-30, "float32"), "b": jnp.zeros((2, 2))}
-    updates, _ = jax.jit(lambda grads: rule.update(grads, rule.init(grads)))(grads)
-    np.testing.assert_allclose(updates["a"], [[2e-30, 2e-30], [4e-30, 2]], rtol=1e-6)
-    assert updates["b"].dtype == jnp.float64
-    np.testing.assert_allclose(updates["b"], [[2e-30, 0], [0, 2]], rtol=1e-6)

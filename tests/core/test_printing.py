@@ -115,28 +115,22 @@ def test_transforms_print_as_the_code_that_makes_them():
         assert repr(again) == repr(tx)
         assert eqx.tree_equal(dataclasses.replace(tx), tx) is True, tx
 
-
-def test_bound_transforms_print_as_unbound_ones():
     # Binding rounds to float32, which prints its shortest form.
     for tx in (sl.adamw(1e-3), sl.adam(LINEAR).every_k(2), sl.sgd(1 / 3, 0.9)):
         bound = repr(sl.Optimizer(tx, params()).transform)
         assert bound == repr(tx).replace(repr(1 / 3), "0.33333334")
 
-
-def test_defaults_are_left_out():
     assert repr(sl.adam(1e-3)) == "sl.ScaleByAdam() | sl.ScaleByLearningRate(0.001)"
     assert repr(sl.adam(1, b2=0.9)) == "sl.ScaleByAdam(b2=0.9) | sl.ScaleByLearningRate(1.0)"
 
 
-def test_long_chains_are_broken_into_lines_that_are_still_code():
+def test_long_chains_and_schedules_are_broken_into_lines_that_are_still_code():
     chains = [long_chain(), long_chain() | sl.Scale(2.0), long_chain().average().mask(BIAS)]
     for tx in chains:
         assert max(map(len, repr(tx).splitlines())) <= 92
         for width in (20, 60, 80, 92, 120):
             assert eval(eqx.tree_pformat(tx, width=width), NAMES) == tx
 
-
-def test_a_long_chain_has_a_line_for_each_link():
     assert repr(long_chain()) == (
         "(\n"
         "    sl.ClipByGlobalNorm(1.0)\n"
@@ -153,6 +147,12 @@ def test_a_long_chain_has_a_line_for_each_link():
         ").every_k(4)"
     )
 
+    s = sl.schedules.linear(init_value=1.0, end_value=0.0, transition_steps=100)
+    schedule = 0.1 * s - (s - s / 2.0) * s
+    assert len(repr(schedule).splitlines()) > 1
+    for each in (schedule, s - (s - s / 2.0), s - (2.0 - s), s / (s / 2.0)):
+        assert eval(repr(each), NAMES) == each
+
 
 def test_a_model_of_bools_or_labels_prints_as_their_numbers():
     model = eqx.nn.MLP(2, 1, width_size=4, depth=1, key=jax.random.key(0))
@@ -161,14 +161,6 @@ def test_a_model_of_bools_or_labels_prints_as_their_numbers():
     assert repr(sl.sgd(0.1).only(matrices)).endswith(".only(<True: 2, False: 2>)")
     groups = {"a": sl.sgd(0.1), "b": sl.Scale(-1.0)}
     assert repr(sl.partition(groups, labels)).endswith(" <'b': 2, 'a': 2>)")
-
-
-def test_long_schedule_arithmetic_is_broken_into_lines():
-    s = sl.schedules.linear(init_value=1.0, end_value=0.0, transition_steps=100)
-    schedule = 0.1 * s - (s - s / 2.0) * s
-    assert len(repr(schedule).splitlines()) > 1
-    for each in (schedule, s - (s - s / 2.0), s - (2.0 - s), s / (s / 2.0)):
-        assert eval(repr(each), NAMES) == each
 
 
 def test_a_tree_with_an_optimizer_prints_it_as_the_optimizer_prints_itself():
@@ -252,9 +244,11 @@ class Quiet(sl.AbstractTransform):
         return f"<quiet {super().__repr__()}>"
 
 
-def test_a_repr_of_ones_own_is_printed_everywhere():
+def test_classes_of_users_print_as_they_say_or_as_their_fields():
     assert repr(sl.Scale(2.0) | Quiet()) == "sl.Scale(2.0) | <quiet Quiet()>"
     assert eqx.tree_pformat([Quiet()]) == "[<quiet Quiet()>]"
+    assert repr(Renamed(1.0)) == "Renamed(factor=2.0)"
+    assert repr(Mask(sl.sgd(0.1))).startswith("Mask(")
 
 
 class Renamed(Quiet):
@@ -268,10 +262,6 @@ class Renamed(Quiet):
     __repr__ = sl.AbstractTransform.__repr__
 
 
-def test_a_class_that_keeps_its_arguments_under_other_names_prints_its_fields():
-    assert repr(Renamed(1.0)) == "Renamed(factor=2.0)"
-
-
 class Mask(sl.wrappers.AbstractWrapper):
     inner: sl.AbstractTransform
 
@@ -280,7 +270,3 @@ class Mask(sl.wrappers.AbstractWrapper):
 
     def run(self, here, write, updates):
         return self.inner_part(here).run(write, updates)
-
-
-def test_a_wrapper_of_a_user_prints_as_its_constructor():
-    assert repr(Mask(sl.sgd(0.1))).startswith("Mask(")

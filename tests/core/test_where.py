@@ -79,8 +79,6 @@ def test_paths_are_matched_as_a_whole_by_globs_and_in_part_by_regexes():
     with pytest.raises(Exception, match="unterminated"):
         sl.where.regex("(")
 
-
-def test_paths_of_tuples_lists_modules_and_a_single_array():
     params = (
         {"conv1": jnp.ones(1), "conv2": [jnp.ones(1), jnp.ones(1)]},
         eqx.filter_eval_shape(eqx.nn.Linear, 1, 1, key=jax.random.key(0)),
@@ -245,14 +243,12 @@ SELECTORS = [
 ]
 
 
-def test_globs_with_many_double_stars_match_at_once():
+def test_many_double_stars_and_hundreds_of_selectors_take_no_time():
     deep = tree_of([".".join(["a"] * 60)])
     for last in ("a", "z"):
         glob = ".".join(["**", "a"] * 12 + [last])
         assert mask(sl.where.path(glob), deep) == (last == "a",)
 
-
-def test_hundreds_of_selectors_are_joined():
     for join in (operator.or_, operator.and_):
         many = functools.reduce(join, [sl.where.ndim(min=i % 2) for i in range(2000)])
         chosen = {"w": jnp.ones(2), "b": jnp.ones(())}
@@ -260,7 +256,7 @@ def test_hundreds_of_selectors_are_joined():
         assert repr(many).count("sl.where.ndim") == 2000
 
 
-def test_selectors_print_as_code_and_hash():
+def test_selectors_print_as_code_and_hash_ints_apart_from_bools():
     names = {"sl": sl, "eqx": eqx, "is_matrix": is_matrix}
     for where in SELECTORS:
         again = eval(repr(where), names)
@@ -268,8 +264,6 @@ def test_selectors_print_as_code_and_hash():
         assert hash(again) == hash(where)
         assert len({where, again, ~where}) == 2
 
-
-def test_ints_and_bools_in_trees_stay_apart():
     # 1 == True, also in a memo.
     params = {"b": jnp.ones(2)}
     assert selected({"b": True}, params) == {"b"}
@@ -277,7 +271,7 @@ def test_ints_and_bools_in_trees_stay_apart():
         selected({"b": 1}, params)
 
 
-def test_functions_see_the_whole_tree_of_shapes():
+def test_functions_see_the_whole_tree_of_shapes_and_are_asked_once():
     seen = []
 
     def largest(params):
@@ -293,8 +287,6 @@ def test_functions_see_the_whole_tree_of_shapes():
         "hole": None,
     }
 
-
-def test_functions_are_asked_once():
     calls = []
 
     def where(params):
@@ -314,8 +306,6 @@ def test_functions_are_asked_once():
     sl.Optimizer(tx, {"b": jnp.zeros(2), "w": jnp.zeros((2, 2))}).step(params, params)
     assert len(calls) == 3  # one tree, and two leaves
 
-
-def test_other_shapes_ask_again():
     where = sl.where.ndim(2)
     for shape in ((2,), (2, 2)):
         assert selected(where, {"a": jnp.ones(shape)}) == ({"a"} if len(shape) == 2 else set())
@@ -331,7 +321,7 @@ def test_dtypes_are_those_of_parameters_not_of_updates():
         tx.update(updates, state)
 
 
-def test_filter_specs_over_the_whole_model():
+def test_filter_specs_and_callable_modules_are_trees():
     # As Equinox's documentation builds them. Activations are leaves of the specification too.
     model = mlp()
     head = lambda m: (m.layers[1].weight, m.layers[1].bias)  # noqa: E731
@@ -346,8 +336,6 @@ def test_filter_specs_over_the_whole_model():
             assert jnp.array_equal(a, b - 1)
         assert eqx.tree_equal(eqx.tree_at(head, new, head(model)), model)
 
-
-def test_callable_modules_are_trees():
     # Both masks and labels have a `__call__`; neither may be called.
     model = mlp()
     params = params_of(model)
@@ -363,7 +351,7 @@ def test_callable_modules_are_trees():
     assert jnp.array_equal(new.layers[0].bias, model.layers[0].bias)
 
 
-def test_trainable_takes_what_where_takes():
+def test_trainable_takes_what_where_takes_with_globs_over_the_whole_tree():
     model = {"b": jnp.ones(2), "w": jnp.ones((2, 2))}
     for trainable in (
         sl.where.path("w"),
@@ -380,8 +368,6 @@ def test_trainable_takes_what_where_takes():
     new, _ = sl.Optimizer(sl.adam(0.1).only(nothing), model).step(model, model)
     assert jnp.array_equal(new["b"], model["b"])
 
-
-def test_globs_are_checked_against_the_whole_tree():
     # Each glob sees one group only, and matches in the whole.
     model = {"a": jnp.ones(2), "b": jnp.ones(2)}
     decay = sl.AddDecayedWeights(0.1).mask(sl.where.path("a")) | sl.sgd(0.1)

@@ -169,7 +169,7 @@ def test_a_failed_factorization_raises_the_damping():
 
 
 @pytest.mark.slow
-def test_a_failed_search_raises_the_damping():
+def test_failed_searches_rejected_steps_and_singular_problems_set_the_damping():
     p, data = problem()
     opt = sl.Optimizer(sl.ScaleByGaussNewton(1e-2) | sl.Scale(0.0), p)  # a search that finds 0
     dampings = []
@@ -178,6 +178,31 @@ def test_a_failed_search_raises_the_damping():
         dampings.append(float(opt.metrics["scale_by_gauss_newton.damping"]))
     np.testing.assert_allclose(dampings, [1e-2, 1e-1, 1, 10], rtol=1e-5)
     assert opt.metrics["scale_by_gauss_newton.stuck"]
+
+    def steep(p, x):
+        return jnp.exp(20 * p * x) - 1e-8  # from 0.5, a full step is far too long
+
+    loss_fn, x, p = sl.LeastSquares(steep), jnp.ones(1), jnp.array(-0.5)
+    opt = sl.Optimizer(sl.levenberg_marquardt(1e-9, max_tries=1), p)
+    step = sl.train_step(loss_fn)
+    losses, dampings = [], []
+    for _ in range(30):
+        p, opt, loss = step(p, opt, x)
+        losses.append(float(loss))
+        dampings.append(float(opt.metrics["damping"]))
+    assert losses == sorted(losses, reverse=True)
+    assert not np.all(np.isnan(dampings))
+
+    # With more parameters than residuals, and no damping to speak of.
+    loss_fn = sl.LeastSquares(lambda m, x: m(x) - jnp.sin(3 * x))
+    model = eqx.nn.MLP(1, 1, 16, 2, jnp.tanh, key=jax.random.key(0))
+    x = jnp.linspace(-1, 1, 9)[:, None]
+    for tx in (sl.gauss_newton(), sl.levenberg_marquardt()):
+        fitted, opt = model, sl.Optimizer(tx, model)
+        step = sl.train_step(loss_fn, donate=False)
+        for _ in range(15):
+            fitted, opt, loss = step(fitted, opt, x)
+        assert loss < 1e-4, tx
 
 
 @pytest.mark.slow
@@ -286,37 +311,6 @@ def test_a_mesh_takes_the_steps_of_one_device(x64, name):
         spread = jax.tree.map(lambda a: jax.device_put(a, rows), batch)
         many = two_steps(jax.device_put(p, NamedSharding(mesh, PartitionSpec())), spread)
     assert_close(many, two_steps(p, batch), rtol=1e-10)
-
-
-@pytest.mark.slow
-def test_levenberg_marquardt_commits_the_damping_of_rejected_steps():
-    def steep(p, x):
-        return jnp.exp(20 * p * x) - 1e-8  # from 0.5, a full step is far too long
-
-    loss_fn, x, p = sl.LeastSquares(steep), jnp.ones(1), jnp.array(-0.5)
-    opt = sl.Optimizer(sl.levenberg_marquardt(1e-9, max_tries=1), p)
-    step = sl.train_step(loss_fn)
-    losses, dampings = [], []
-    for _ in range(30):
-        p, opt, loss = step(p, opt, x)
-        losses.append(float(loss))
-        dampings.append(float(opt.metrics["damping"]))
-    assert losses == sorted(losses, reverse=True)
-    assert not np.all(np.isnan(dampings))
-
-
-@pytest.mark.slow
-def test_a_singular_problem_moves_in_float32():
-    """With more parameters than residuals, and no damping to speak of."""
-    loss_fn = sl.LeastSquares(lambda m, x: m(x) - jnp.sin(3 * x))
-    model = eqx.nn.MLP(1, 1, 16, 2, jnp.tanh, key=jax.random.key(0))
-    x = jnp.linspace(-1, 1, 9)[:, None]
-    for tx in (sl.gauss_newton(), sl.levenberg_marquardt()):
-        fitted, opt = model, sl.Optimizer(tx, model)
-        step = sl.train_step(loss_fn, donate=False)
-        for _ in range(15):
-            fitted, opt, loss = step(fitted, opt, x)
-        assert loss < 1e-4, tx
 
 
 @pytest.mark.slow

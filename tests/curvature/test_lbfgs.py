@@ -27,11 +27,22 @@ def test_lbfgs_arrives_by_the_path_of_optax(x64):
 
 
 @pytest.mark.slow
-def test_lbfgs_arrives_in_single_precision():
+def test_lbfgs_arrives_in_groups_and_keeps_no_buffer_of_its_caller():
     for _, minimum, history, (_, metrics) in all_problems(run, sl.lbfgs(), 60):
         np.testing.assert_allclose(history[-1], minimum, atol=1e-4)
         assert np.all(np.isfinite(history))
         assert np.max(metrics["num_linesearch_steps"]) <= 20
+
+    others = sl.sgd(0.01) | sl.ScaleByBacktrackingLinesearch(9)
+    history, _, _ = run(bowl, BOWL, others.partition({FIRST: SHORT}), 1)
+    assert_close(history["a"], jax.tree.map(lambda x: x[:1], alone()), rtol=1e-6)
+    assert history["c"][0] != BOWL["c"]
+
+    params, grads = jnp.array([1.0, 2.0]), jnp.array([2.0, 4.0])
+    tx = sl.ScaleByLbfgs(2)
+    _, state = tx.update(grads, tx.init(params), params)
+    theirs = {params.unsafe_buffer_pointer(), grads.unsafe_buffer_pointer()}
+    assert theirs.isdisjoint(x.unsafe_buffer_pointer() for x in jax.tree.leaves(state))
 
 
 def test_lbfgs_is_the_dense_formula(x64):
@@ -90,14 +101,6 @@ def test_a_search_on_some_parameters_sees_the_others_stand_still(name):
     assert jax.tree.leaves(opt.state_of(sl.ScaleByLbfgs).updates["b"]) == []
 
 
-@pytest.mark.slow
-def test_two_groups_search_each_by_itself():
-    others = sl.sgd(0.01) | sl.ScaleByBacktrackingLinesearch(9)
-    history, _, _ = run(bowl, BOWL, others.partition({FIRST: SHORT}), 1)
-    assert_close(history["a"], jax.tree.map(lambda x: x[:1], alone()), rtol=1e-6)
-    assert history["c"][0] != BOWL["c"]
-
-
 @jax.jit
 def walk(params, grads):
     """The state of L-BFGS, and its direction, after parameters and gradients."""
@@ -115,15 +118,13 @@ def pairs_of(path):
     return walk(*(jnp.array(x) for x in zip(*path, strict=True)))
 
 
-def test_lbfgs_stores_no_pair_of_negative_curvature():
+def test_lbfgs_remembers_pairs_of_positive_curvature_in_single():
     up, down = [([0.0, 0.0], [1.0, 1.0]), ([1.0, 0.0], [2.0, 1.0])], ([2.0, 0.0], [1.0, 1.0])
     state, update = pairs_of([*up, down])
     assert int(state.count) == 1
     np.testing.assert_array_equal(state.products, [1.0, 0.0, 0.0])
     assert jnp.vdot(update, jnp.array([1.0, 1.0])) > 0
 
-
-def test_lbfgs_begins_anew_where_nothing_moved():
     path = [([4.0, 3.0], [4.0, 30.0]), ([2.0, 2.0], [2.0, 20.0]), ([1.0, 1.0], [1.0, 10.0])]
     state, _ = pairs_of(path)
     assert int(state.count) == 2
@@ -131,6 +132,9 @@ def test_lbfgs_begins_anew_where_nothing_moved():
     state, update = pairs_of([*path, path[-1]])
     assert int(state.count) == 0
     np.testing.assert_allclose(update, np.array([1.0, 10.0]) / np.sqrt(101), rtol=1e-6)
+
+    state = sl.ScaleByLbfgs(2).init(jnp.ones(2, jnp.bfloat16))
+    assert {x.dtype for x in jax.tree.leaves(state) if x.ndim} == {jnp.dtype("float32")}
 
 
 @pytest.mark.slow
@@ -160,20 +164,6 @@ def test_lbfgs_after_a_reset_of_some_parameters_goes_on_with_the_others():
     update, _ = sl.ScaleByLbfgs(3).update(grad, empty, after)
     norm = jnp.maximum(sl.tree.global_norm(grad), 1)
     np.testing.assert_allclose(update["a"], grad["a"] / norm, rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_lbfgs_keeps_no_buffer_of_its_caller():
-    params, grads = jnp.array([1.0, 2.0]), jnp.array([2.0, 4.0])
-    tx = sl.ScaleByLbfgs(2)
-    _, state = tx.update(grads, tx.init(params), params)
-    theirs = {params.unsafe_buffer_pointer(), grads.unsafe_buffer_pointer()}
-    assert theirs.isdisjoint(x.unsafe_buffer_pointer() for x in jax.tree.leaves(state))
-
-
-def test_lbfgs_of_half_precision_remembers_in_single():
-    state = sl.ScaleByLbfgs(2).init(jnp.ones(2, jnp.bfloat16))
-    assert {x.dtype for x in jax.tree.leaves(state) if x.ndim} == {jnp.dtype("float32")}
 
 
 @pytest.mark.slow

@@ -106,7 +106,7 @@ def test_complex_residuals_and_parameters_count_as_pairs(x64):
 
 
 @pytest.mark.slow
-def test_a_residual_of_all_data_at_once(x64):
+def test_residuals_of_all_data_and_blocks_in_microbatches(x64):
     def trajectory(p, t, y):
         return jnp.exp(-p["rate"] * t) * p["start"] - y
 
@@ -118,6 +118,18 @@ def test_a_residual_of_all_data_at_once(x64):
     np.testing.assert_allclose(whole(p, t, y), each(p, t, y), rtol=1e-14)
     one, other = whole.on(t, y).at(p), each.on(t, y).at(p)
     np.testing.assert_allclose(one.jacobian(), other.jacobian(), rtol=1e-13)
+
+    data = batch(jnp.float64)
+    data = {"fit": tuple(x[:6] for x in data["fit"]), "edge": data["edge"]}
+    weights = {"fit": jnp.arange(6.0)}
+    for tx in (sl.sgd(0.1), sl.levenberg_marquardt()):
+        opt = sl.Optimizer(tx, model_of())
+        whole = sl.train_step(BLOCKS, donate=False)
+        parts = sl.train_step(BLOCKS, donate=False, microbatches=3)
+        a = whole(model_of(), opt, data, example_weights=weights)
+        b = parts(model_of(), opt, data, example_weights=weights)
+        np.testing.assert_allclose(a[2], b[2], rtol=1e-12)
+        assert_close(a[0], b[0], rtol=1e-10)
 
 
 def test_arguments_without_examples_and_weights_of_examples(x64):
@@ -152,21 +164,6 @@ def test_new_weights_reuse_the_program():
     model, opt, second = sl.train_step(loss_with(100.0))(model, opt, data)
     assert len(traces) == before
     assert second > first
-
-
-@pytest.mark.slow
-def test_microbatches_of_several_blocks_are_the_whole_batch(x64):
-    data = batch(jnp.float64)
-    data = {"fit": tuple(x[:6] for x in data["fit"]), "edge": data["edge"]}
-    weights = {"fit": jnp.arange(6.0)}
-    for tx in (sl.sgd(0.1), sl.levenberg_marquardt()):
-        opt = sl.Optimizer(tx, model_of())
-        whole = sl.train_step(BLOCKS, donate=False)
-        parts = sl.train_step(BLOCKS, donate=False, microbatches=3)
-        a = whole(model_of(), opt, data, example_weights=weights)
-        b = parts(model_of(), opt, data, example_weights=weights)
-        np.testing.assert_allclose(a[2], b[2], rtol=1e-12)
-        assert_close(a[0], b[0], rtol=1e-10)
 
 
 def test_per_example_gradients_of_one_block_are_those_of_its_examples():

@@ -109,7 +109,7 @@ def test_each_group_of_a_partition_has_the_hessian_of_its_own_parameters():
 
 
 @pytest.mark.slow
-def test_steps_between_estimates_compute_nothing_of_them():
+def test_estimates_need_little_scratch_memory_and_other_steps_none():
     def loss_fn(w):
         return jnp.sum(jnp.tanh(w) ** 2)
 
@@ -121,8 +121,19 @@ def test_steps_between_estimates_compute_nothing_of_them():
     assert text.count("stablehlo.tanh") > 1
     assert "threefry" not in outside
 
+    params = {name: jnp.ones((128, 256)) for name in "abc"}
 
-def test_complex_parameters_are_refused_or_split():
+    def step(params, opt, grads):
+        return opt.step(
+            params, grads, value_fn=lambda p: sum(jnp.sum(x**2) for x in jax.tree.leaves(p))
+        )
+
+    opt = sl.Optimizer(sl.contrib.sophia(1e-3), params)
+    program = jax.jit(step, donate_argnums=(0, 1)).lower(params, opt, params).compile()
+    assert program.memory_analysis().temp_size_in_bytes <= 0.1 * 3 * params["a"].nbytes
+
+
+def test_complex_parameters_and_missing_inputs_are_refused():
     with pytest.raises(TypeError, match=r"but 'z' is complex64. Write `tx\.split_complex\(\)`"):
         sl.Optimizer(sl.contrib.sophia(0.1), {"z": jnp.ones(2, jnp.complex64)})
     z = jnp.array([1 + 2j])
@@ -131,8 +142,6 @@ def test_complex_parameters_are_refused_or_split():
     _, opt, _ = step(z, opt)
     assert (opt.state[0].hessian.real, opt.state[0].hessian.imag) == (2, 6)
 
-
-def test_what_is_missing_is_asked_for():
     opt = sl.Optimizer(sl.contrib.sophia(0.1), START)
     with pytest.raises(TypeError, match=r"needs 'grad_fn'.*value_fn=fn"):
         opt.step(START, START)
@@ -151,7 +160,7 @@ def test_what_is_missing_is_asked_for():
 
 
 @pytest.mark.slow
-def test_a_scaled_loss_does_not_change_the_estimate():
+def test_signs_are_random_and_a_scaled_loss_changes_no_estimate():
     # In steps that scale the loss, and by hand.
     for estimator in ("hutchinson", "gauss_newton_bartlett"):
         model = {"w": jnp.arange(6.0).reshape(2, 3)}
@@ -167,9 +176,6 @@ def test_a_scaled_loss_does_not_change_the_estimate():
     _, opt = opt.step(START, grads, value_fn=quadratic)
     np.testing.assert_allclose(opt.state.inner[0].hessian, CURVATURE, rtol=1e-6)
 
-
-@pytest.mark.slow
-def test_the_signs_of_the_estimate_are_random():
     # The Hessian of half the square of a sum is 1 everywhere, so the estimate is v·Σv.
     w = jnp.zeros((512, 40))
     tx = sl.contrib.ScaleBySophia(b2=0.0, update_interval=1)
@@ -180,17 +186,3 @@ def test_the_signs_of_the_estimate_are_random():
     # Each is as often 1 as −1, and no two are correlated: five standard deviations.
     assert total < 5 * signs.size**0.5
     np.testing.assert_array_less(np.abs(signs.T @ signs - 512 * np.eye(40)), 5 * 512**0.5)
-
-
-@pytest.mark.slow
-def test_an_estimate_needs_little_scratch_memory():
-    params = {name: jnp.ones((128, 256)) for name in "abc"}
-
-    def step(params, opt, grads):
-        return opt.step(
-            params, grads, value_fn=lambda p: sum(jnp.sum(x**2) for x in jax.tree.leaves(p))
-        )
-
-    opt = sl.Optimizer(sl.contrib.sophia(1e-3), params)
-    program = jax.jit(step, donate_argnums=(0, 1)).lower(params, opt, params).compile()
-    assert program.memory_analysis().temp_size_in_bytes <= 0.1 * 3 * params["a"].nbytes

@@ -163,7 +163,7 @@ def test_every_leaf_keeps_its_dtype(dtypes, x64):
         np.testing.assert_allclose(as_vector(p[name]), exact, atol=atol, err_msg=name)
 
 
-def test_trees_without_numbers_and_single_leaves():
+def test_empty_trees_single_leaves_and_complex_numbers_as_pairs():
     x = [0.9, -2.0, 1.5, 0.25]
     alone, together = projected(jnp.array(x), OF_ANY_TREE), projected(as_tree(x))
     for name in OF_ANY_TREE:
@@ -172,8 +172,6 @@ def test_trees_without_numbers_and_single_leaves():
         assert fn({"w": jnp.zeros((0, 2))})["w"].shape == (0, 2), name
         np.testing.assert_allclose(as_vector(together[name]), alone[name], rtol=1e-6, err_msg=name)
 
-
-def test_a_complex_number_is_a_point_of_the_plane():
     # Its modulus is projected, and its phase kept: turning all numbers turns the result.
     x = jnp.array([0.9, 2.0, 1.5, 0.25])
     turn = np.exp(1j * np.arange(4.0)).astype(np.complex64)
@@ -188,21 +186,31 @@ def test_a_complex_number_is_a_point_of_the_plane():
         p = P.l1_ball(size / 2)(x)
         np.testing.assert_allclose(p, np.array([0.3 + 0.4j, 0]) * size, rtol=1e-6)
 
-
-def test_a_complex_vector_is_one_of_real_and_imaginary_parts():
     x, a = jnp.array([1 + 2j, 3 - 1j]), jnp.array([2 - 1j, 0.5j])
     parts = lambda z: jnp.stack([z.real, z.imag])  # noqa: E731
     for make in (P.vector, lambda a: P.hyperplane(a, 2.0), lambda a: P.halfspace(a, -2.0)):
         np.testing.assert_allclose(parts(make(a)(x)), make(parts(a))(parts(x)), rtol=1e-6)
 
 
-def test_derivatives_are_finite_at_corners():
+def test_derivatives_are_finite_at_corners_and_nan_stays_visible():
     def slope(fn):
         return jax.grad(lambda x: sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(fn(x))))
 
     for corner in (0.0, 0.7):
         for name, gradient in projected(as_tree([corner] * 4, jnp.float32), of=slope).items():
             assert np.all(np.isfinite(as_vector(gradient))), (name, corner)
+
+    others = {"sphere": P.sphere(), "rows on spheres": P.sphere(axis=-1)}
+    others |= {"stiefel": P.stiefel(), "psd": P.psd()}
+    fns = others | {name: ALL[name][0] for name in OF_ANY_TREE}
+    # The maximum of many numbers, which XLA computes in parts, misses NaN.
+    large = jax.jit(lambda x: {name: fn(x) for name, fn in fns.items()})
+    small = {"w": jnp.array([1.0, jnp.nan])}
+    seen = large(jnp.full((64, 64), jnp.nan)) | {
+        f"{name} of two": p["w"] for name, p in projected(small, OF_ANY_TREE).items()
+    }
+    for name, p in seen.items():
+        assert np.any(np.isnan(p)), name
 
 
 def test_derivatives_are_those_of_differences(x64):
@@ -221,21 +229,7 @@ def test_derivatives_are_those_of_differences(x64):
         assert_close(tangent, difference, atol=1e-6, err_msg=name)
 
 
-def test_nan_stays_visible():
-    others = {"sphere": P.sphere(), "rows on spheres": P.sphere(axis=-1)}
-    others |= {"stiefel": P.stiefel(), "psd": P.psd()}
-    fns = others | {name: ALL[name][0] for name in OF_ANY_TREE}
-    # The maximum of many numbers, which XLA computes in parts, misses NaN.
-    large = jax.jit(lambda x: {name: fn(x) for name, fn in fns.items()})
-    small = {"w": jnp.array([1.0, jnp.nan])}
-    seen = large(jnp.full((64, 64), jnp.nan)) | {
-        f"{name} of two": p["w"] for name, p in projected(small, OF_ANY_TREE).items()
-    }
-    for name, p in seen.items():
-        assert np.any(np.isnan(p)), name
-
-
-def test_equal_projections_are_equal_and_print_as_code():
+def test_projections_compare_print_and_include_those_of_optax():
     assert P.l2_ball(2) == P.l2_ball(2.0)
     assert hash(P.l2_ball(2.0)) == hash(P.l2_ball(2.0))
     assert P.l2_ball(2.0) != P.l2_ball(3.0)
@@ -243,8 +237,6 @@ def test_equal_projections_are_equal_and_print_as_code():
         assert eval(repr(fn), {"sl": sl}) == fn
     assert repr(P.l1_ball(2.0)) == "sl.projections.l1_ball(scale=2.0)"
 
-
-def test_every_projection_of_optax_has_its_counterpart():
     names = {name.removeprefix("projection_") for name in dir(op) if name[:11] == "projection_"}
     assert names <= set(P.__all__)
 
@@ -260,7 +252,7 @@ def steps(tx, model=MODEL, number=4):
     return model, opt
 
 
-def test_step_writes_the_projected_sum_rounded_once():
+def test_step_writes_the_projected_sum_of_selected_parameters_rounded_once():
     fn = P.l2_ball(1.1)
     summed = jax.jit(lambda p, g: fn(jax.tree.map(lambda p, g: p - 0.1 * g, p, g)))
     for dtype, rtol in ((jnp.float32, 1e-6), (jnp.bfloat16, 0.01)):
@@ -272,9 +264,22 @@ def test_step_writes_the_projected_sum_rounded_once():
         if dtype == jnp.float32:
             assert float(sl.tree.global_norm(stepped)) == pytest.approx(1.1, rel=1e-6)
 
+    matrices = sl.where.ndim(min=2)
+    model, _ = steps(sl.sgd(0.1).project(P.l2_ball(0.4), where=matrices), number=3)
+    plain, _ = steps(sl.sgd(0.1), number=3)
+    assert jnp.linalg.norm(model["dense"]["weight"]) == pytest.approx(0.4, rel=1e-6)
+    assert_same_bits(model["dense"]["bias"], plain["dense"]["bias"])
+    assert_same_bits(model["scales"], plain["scales"])
+    tx = sl.sgd(0.1).partition({matrices: sl.sgd(0.1).project(P.l2_ball(0.4))})
+    grouped, _ = steps(tx, number=3)
+    assert_same_bits(grouped, model)
+
+    opt = sl.Optimizer(sl.sgd(0.1).project(P.linf_ball(0.5)), MODEL)
+    assert "cond[" not in str(jax.make_jaxpr(lambda m, g: opt.step(m, g)[0])(MODEL, at(0)))
+
 
 @pytest.mark.slow
-def test_recording_changes_no_bit_and_no_bound():
+def test_recording_changes_nothing_and_idle_steps_write_nothing():
     tx = sl.adam(0.1).project(P.box(-0.1, 0.1))
     recorded, opt = steps(tx.record())
     assert_same_bits(recorded, steps(tx)[0])
@@ -286,21 +291,6 @@ def test_recording_changes_no_bit_and_no_bound():
     change = sl.tree.global_norm(jax.tree.map(lambda a, b: a - b, recorded, before))
     np.testing.assert_allclose(opt.metrics["update_norm"], change, rtol=1e-5, atol=1e-7)
 
-
-def test_only_selected_parameters_are_projected_together():
-    matrices = sl.where.ndim(min=2)
-    model, _ = steps(sl.sgd(0.1).project(P.l2_ball(0.4), where=matrices), number=3)
-    plain, _ = steps(sl.sgd(0.1), number=3)
-    assert jnp.linalg.norm(model["dense"]["weight"]) == pytest.approx(0.4, rel=1e-6)
-    assert_same_bits(model["dense"]["bias"], plain["dense"]["bias"])
-    assert_same_bits(model["scales"], plain["scales"])
-    tx = sl.sgd(0.1).partition({matrices: sl.sgd(0.1).project(P.l2_ball(0.4))})
-    grouped, _ = steps(tx, number=3)
-    assert_same_bits(grouped, model)
-
-
-@pytest.mark.slow
-def test_nothing_is_written_while_the_inner_transform_is_idle():
     tx = sl.sgd(0.1).every_k(2).project(P.l2_ball(0.5))
     idle, opt = steps(tx, number=1)
     assert_same_bits(idle, MODEL)
@@ -312,18 +302,21 @@ def test_nothing_is_written_while_the_inner_transform_is_idle():
     assert_close(inside, other, rtol=1e-6)
 
 
-def test_an_unpaced_projection_needs_no_conditional():
-    opt = sl.Optimizer(sl.sgd(0.1).project(P.linf_ball(0.5)), MODEL)
-    assert "cond[" not in str(jax.make_jaxpr(lambda m, g: opt.step(m, g)[0])(MODEL, at(0)))
-
-
 @pytest.mark.slow
-def test_evaluated_parameters_are_the_model_or_those_of_an_inner_writer():
+def test_evaluated_parameters_and_bounds_follow_the_model():
     fn = P.l2_ball(0.5)
     model, opt = steps(sl.sgd(0.1).project(fn))
     assert_same_bits(opt.eval_params(model), model)
     model, opt = steps(sl.sgd(0.1).lookahead(3, 0.5).project(fn))
     assert_same_bits(opt.eval_params(model), opt.state_of("outer").slow)
+
+    model = mlp()
+    bound = jax.tree.map(lambda x: jnp.full_like(x, 0.1), params_of(model))
+    opt = sl.Optimizer(sl.sgd(0.1).project(P.box(None, bound)), model)
+    grads = jax.tree.map(jnp.zeros_like, params_of(model))
+    model, _ = opt.step(model, grads)
+    assert max(float(jnp.max(x)) for x in jax.tree.leaves(params_of(model))) <= np.float32(0.1)
+    assert model.activation is mlp().activation
 
 
 def test_the_numbers_of_a_projection_are_hyperparameters():
@@ -335,17 +328,6 @@ def test_the_numbers_of_a_projection_are_hyperparameters():
     model, opt = opt.step(MODEL, at(0))
     assert float(sl.tree.global_norm(model)) == pytest.approx(0.125, rel=1e-6)
     assert "sl.projections.l2_ball(scale=0.125)" in repr(opt.transform)
-
-
-@pytest.mark.slow
-def test_bounds_that_are_trees_follow_the_model():
-    model = mlp()
-    bound = jax.tree.map(lambda x: jnp.full_like(x, 0.1), params_of(model))
-    opt = sl.Optimizer(sl.sgd(0.1).project(P.box(None, bound)), model)
-    grads = jax.tree.map(jnp.zeros_like, params_of(model))
-    model, _ = opt.step(model, grads)
-    assert max(float(jnp.max(x)) for x in jax.tree.leaves(params_of(model))) <= np.float32(0.1)
-    assert model.activation is mlp().activation
 
 
 def test_functions_of_optax_and_modules_are_projections_too_and_see_complex_parameters():

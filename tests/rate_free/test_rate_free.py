@@ -186,7 +186,7 @@ def test_cocob_bets_as_the_paper_says(x64):
 DESCENT = sl.ScaleByDistanceOverGradients(0.5) | sl.Scale(-1.0)
 
 
-def test_the_first_step_is_as_long_as_the_start_says():
+def test_the_first_step_is_as_long_as_the_start_says_and_leads_to_the_minimum():
     params = {"w": jnp.array([3.0, 4.0]), "b": jnp.array(0.0)}
     grads = {"w": jnp.array([0.6, 0.8]), "b": jnp.array(-7.0)}
     stepped, opt = sl.Optimizer(DESCENT, params).step(params, grads)
@@ -197,21 +197,36 @@ def test_the_first_step_is_as_long_as_the_start_says():
     np.testing.assert_allclose(stepped["w"] - again["w"], 3 / 2**0.5 * grads["w"], rtol=1e-6)
     np.testing.assert_allclose(opt.state[0].max_dist["w"], 3.0, rtol=1e-6)
 
-
-def test_it_arrives_at_the_minimum_of_a_parabola_without_a_learning_rate():
     minimum, start = jnp.array([1.0, -1.0, 1.0]), jnp.array([-1.0, 10.0, 1.0])
     tx = sl.ScaleByDistanceOverGradients() | sl.Scale(-1.0)
     path, _, _ = run(tx, 2_000, start, lambda p: jnp.sum((p - minimum) ** 2))
     np.testing.assert_allclose(path[-1], minimum, atol=3e-2)
 
+    tx = sl.dog(init_step=0.5, init_step_type="learning_rate")
+    grads = [jnp.zeros(2), jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0])]
+    params = [p for p, _ in by_hand(tx, grads, jnp.zeros(2))]
+    np.testing.assert_allclose(params[1], [-0.5, 0.0])
+    np.testing.assert_allclose(params[2], [-0.5, -0.5 / 2**0.5], rtol=1e-6)
 
-def test_complex_distances_are_those_of_absolute_values_and_a_negative_scale_descends():
+
+def test_distances_are_those_of_absolute_values_in_single_precision():
     params = {"w": jnp.array([3.0 + 4.0j], jnp.complex64)}
     tx = sl.ScaleByDistanceOverGradients(0.5)
     assert tx.signs(params) == (1,)
     assert sl.ScaleByDistanceOverGradients(global_scale=-1.0).signs(params) == (-1,)
     made, _ = tx.update({"w": jnp.array([2j], jnp.complex64)}, tx.init(params), params)
     np.testing.assert_allclose(made["w"], [3j], rtol=1e-6)
+
+    # One step is less than half a unit in the last place: what was traveled must add up anyway.
+    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), START)
+    for name, tx in (ALL | {"distance": DESCENT}).items():
+        for path, x in jax.tree_util.tree_leaves_with_path(sl.Optimizer(tx, params).state):
+            path = jax.tree_util.keystr(path)
+            if ".mu" not in path and ".age" not in path:
+                expected = jnp.bfloat16 if ".init_params" in path else jnp.float32
+                assert x.dtype == expected, (name, path)
+    wide = sl.ScaleByDistanceOverGradients(param_dtype="float32").init(params)
+    assert wide.init_params["w"].dtype == jnp.float32
 
 
 ALL = {
@@ -234,21 +249,8 @@ def test_huge_tiny_and_zero_gradients_leave_everything_finite(name):
         assert bool(sl.tree.all_finite([x for x in opt.arrays if x.dtype == jnp.float32]))
 
 
-def test_bfloat16_parameters_are_measured_in_single_precision():
-    # One step is less than half a unit in the last place: what was traveled must add up anyway.
-    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), START)
-    for name, tx in (ALL | {"distance": DESCENT}).items():
-        for path, x in jax.tree_util.tree_leaves_with_path(sl.Optimizer(tx, params).state):
-            path = jax.tree_util.keystr(path)
-            if ".mu" not in path and ".age" not in path:
-                expected = jnp.bfloat16 if ".init_params" in path else jnp.float32
-                assert x.dtype == expected, (name, path)
-    wide = sl.ScaleByDistanceOverGradients(param_dtype="float32").init(params)
-    assert wide.init_params["w"].dtype == jnp.float32
-
-
 @pytest.mark.slow
-def test_each_group_has_a_rate_of_its_own():
+def test_each_group_has_an_estimate_that_follows_windows():
     grads = [jax.tree.map(lambda p, i=i: 0.1 * p + i, START) for i in range(3)]
     for tx in (ALL["prodigy"], ALL["dowg"]):
         (*_, (params, _)) = by_hand(tx.partition({matrices: tx}), grads, START)
@@ -256,13 +258,16 @@ def test_each_group_has_a_rate_of_its_own():
             (*_, (alone, _)) = by_hand(tx, [{k: g[k]} for g in grads], {k: START[k]})
             np.testing.assert_allclose(params[k], alone[k], rtol=1e-6)
 
-
-def test_the_first_step_is_counted_from_the_first_gradient_that_is_not_zero():
-    tx = sl.dog(init_step=0.5, init_step_type="learning_rate")
-    grads = [jnp.zeros(2), jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0])]
-    params = [p for p, _ in by_hand(tx, grads, jnp.zeros(2))]
-    np.testing.assert_allclose(params[1], [-0.5, 0.0])
-    np.testing.assert_allclose(params[2], [-0.5, -0.5 / 2**0.5], rtol=1e-6)
+    tx = sl.prodigy(estim_lr0=1e-2)
+    start = jax.tree.map(lambda x: x.astype(jnp.bfloat16), START)
+    grads = [jax.tree.map(lambda p, i=i: p * 0 + i, start) for i in (1.0, 3.0, 2.0, 2.0)]
+    broken = jax.tree.map(lambda p: p * jnp.nan, start)
+    (*_, (accumulated, opt)) = by_hand(tx.if_finite().every_k(2), [*grads, broken, broken], start)
+    (*_, (plain, alone)) = by_hand(tx, [grads[2], grads[2]], start)
+    assert_close(accumulated, plain, rtol=0)
+    assert accumulated["w"].dtype == jnp.bfloat16
+    estimate = opt.state_of(sl.ScaleByProdigy).estim_lr
+    np.testing.assert_allclose(estimate, alone.metrics["estim_lr"], rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -280,20 +285,6 @@ def test_a_whole_reset_starts_the_estimate_again_and_a_partial_one_keeps_it():
     # A fresh mean is corrected from its own start: a first step of d.
     np.testing.assert_allclose(stepped["w"] - params["w"], d, rtol=1e-3)
     assert float(opt.reset(params).metrics["estim_lr"]) == np.float32(1e-2)
-
-
-@pytest.mark.slow
-def test_an_estimate_follows_windows_and_survives_what_is_not_finite():
-    tx = sl.prodigy(estim_lr0=1e-2)
-    start = jax.tree.map(lambda x: x.astype(jnp.bfloat16), START)
-    grads = [jax.tree.map(lambda p, i=i: p * 0 + i, start) for i in (1.0, 3.0, 2.0, 2.0)]
-    broken = jax.tree.map(lambda p: p * jnp.nan, start)
-    (*_, (accumulated, opt)) = by_hand(tx.if_finite().every_k(2), [*grads, broken, broken], start)
-    (*_, (plain, alone)) = by_hand(tx, [grads[2], grads[2]], start)
-    assert_close(accumulated, plain, rtol=0)
-    assert accumulated["w"].dtype == jnp.bfloat16
-    estimate = opt.state_of(sl.ScaleByProdigy).estim_lr
-    np.testing.assert_allclose(estimate, alone.metrics["estim_lr"], rtol=1e-6)
 
 
 LEAN = {"prodigy": 0.01, "dog": 0.01, "momo": 0.01, "cocob": 0.01, "momo_adam": 1.1}
@@ -324,13 +315,18 @@ def test_mechanic_takes_the_steps_of_optax(x64):
 
 
 @pytest.mark.slow
-def test_in_idle_steps_mechanic_neither_moves_nor_learns():
+def test_idle_mechanic_learns_nothing_and_its_scratch_is_small():
     model = nested_dict(jax.random.key(0))
     grads = gradients(model, 2)
     tx = sl.sgd(1.0).every_k(2).mechanize()
     history, opt = slalom_trajectory(tx, model, grads)
     assert_same_bits(jax.tree.map(lambda h: h[0], history), model)
     assert jnp.all(opt.state.variance == 0)  # nothing has moved yet when the first update is made
+
+    # Rules that square their gradients included. In a sum, XLA keeps a broadcast in memory.
+    params = {name: jnp.ones((128, 256)) for name in "abc"}
+    memory = compiled_step(sl.adamw(1.0).mechanize(), params).memory_analysis()
+    assert memory.temp_size_in_bytes <= 1.02 * params["a"].nbytes
 
 
 def test_mechanic_learns_what_only_a_master_copy_can_hold():
@@ -352,11 +348,3 @@ def test_mechanic_learns_what_only_a_master_copy_can_hold():
         (jnp.bfloat16, lambda tx: tx.write("master")),
     ):
         assert jnp.max(jnp.abs(learned(dtype, wrap))) < 1e-3
-
-
-@pytest.mark.slow
-def test_the_scratch_of_mechanic_is_a_number_broadcast_to_one_leaf():
-    # Rules that square their gradients included. In a sum, XLA keeps a broadcast in memory.
-    params = {name: jnp.ones((128, 256)) for name in "abc"}
-    memory = compiled_step(sl.adamw(1.0).mechanize(), params).memory_analysis()
-    assert memory.temp_size_in_bytes <= 1.02 * params["a"].nbytes

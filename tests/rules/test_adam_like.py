@@ -82,7 +82,7 @@ BLOCKS = {
 
 
 @pytest.mark.slow
-def test_adam_mini_has_a_mean_for_each_token_head_output_and_bias():
+def test_adam_mini_is_adam_with_a_mean_for_each_token_head_output_and_bias():
     params = params_of(Attention(jax.random.key(0)))
     nu = jax.tree_util.tree_leaves_with_path(sl.contrib.ScaleByAdamMini().init(params).nu)
     keystr = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
@@ -99,9 +99,6 @@ def test_adam_mini_has_a_mean_for_each_token_head_output_and_bias():
     told = sl.contrib.ScaleByAdamMini(layout={sl.where.path("output.weight"): "(1o)i"})
     assert told.notes(params)[-2:] == ("15 blocks", "15 blocks")
 
-
-@pytest.mark.slow
-def test_adam_mini_is_adam_with_means_over_blocks():
     # The mean over a block of Adam's means of squares is the mean of the means over the block.
     model = Attention(jax.random.key(0))
     params, grads = params_of(model), gradients(model, 3)
@@ -159,9 +156,6 @@ def test_galore_projects_each_matrix_of_a_stack_and_only_when_it_is_due():
         updates_of(sl.contrib.ScaleByGalore(), grads), jnp.sign(grads), rtol=1e-5
     )
 
-
-@pytest.mark.slow
-def test_idle_steps_of_galore_decompose_nothing():
     grads = jnp.ones((8, 16))
     tx = sl.contrib.ScaleByGalore(2)
     text = jax.jit(tx.update).lower(grads, tx.init(grads)).compile().as_text()

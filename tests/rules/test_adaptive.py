@@ -42,7 +42,7 @@ def test_radam_rectifies_exactly_at_any_age():
     assert np.all(np.isfinite(derivative))
 
 
-def test_what_rules_refuse():
+def test_what_rules_refuse_and_store():
     with pytest.raises(ValueError, match=r"ScaleByAdamax.eps must be in \(0, inf\), got 0.0"):
         sl.ScaleByAdamax(eps=0.0)
     with pytest.raises(ValueError, match=r"mode must be 'hard', 'smooth' or 'refined', got 'soft'"):
@@ -53,8 +53,6 @@ def test_what_rules_refuse():
     with pytest.raises(TypeError, match="ScaleByNovograd"):
         tx.update(jnp.ones(2), tx.init(jnp.ones(2)))
 
-
-def test_what_is_stored():
     # Belief subtracts two numbers: in bfloat16 the difference would have few digits.
     state = sl.ScaleByBelief().init(jnp.zeros(2, jnp.bfloat16))
     assert state.mu.dtype == state.nu.dtype == jnp.float32
@@ -62,7 +60,7 @@ def test_what_is_stored():
     assert [a.shape for a in state.accumulators] == [(2, 1), (1, 3)]
 
 
-def test_novograd_decays_the_selected_parameters_only():
+def test_novograd_decays_the_selected_parameters_and_adadelta_needs_no_learning_rate():
     params = {"w": jnp.ones((1, 1)), "b": jnp.ones(1)}
     tx = sl.novograd(0.1, weight_decay=0.5, decay_where=sl.where.ndim(min=2))
     zeros = jax.tree.map(jnp.zeros_like, params)
@@ -70,33 +68,18 @@ def test_novograd_decays_the_selected_parameters_only():
     np.testing.assert_allclose(stepped["w"], [[0.95]], rtol=1e-6)
     np.testing.assert_array_equal(stepped["b"], [1.0])
 
-
-def test_adadelta_without_a_learning_rate_descends():
     assert sl.adadelta() == sl.adadelta(1.0)
     stepped, _ = sl.Optimizer(sl.adadelta(), jnp.ones(1)).step(jnp.ones(1), jnp.ones(1))
     assert stepped[0] < 1
 
 
-def test_the_sign_of_a_complex_number_has_size_one():
+def test_rules_of_signs_at_complex_tiny_and_small_numbers():
     u, _ = sl.ScaleBySign().update(jnp.array([3 - 4j, 0]), None)
     np.testing.assert_allclose(u, [0.6 - 0.8j, 0], rtol=1e-6)
-
-
-def test_rprop_grows_shrinks_and_waits_at_any_size():
     for size in (1.0, 1e-30):
         made = updates_of(sl.ScaleByRprop(0.1), jnp.float32([1, 1, 1, -1, 1]) * size)
         np.testing.assert_allclose(made, [0.1, 0.12, 0.144, 0.0, 0.072], rtol=1e-6)
 
-
-@pytest.mark.parametrize("tx", [sl.ScaleByRss(), sl.ScaleBySm3()], ids=["rss", "sm3"])
-def test_a_sum_of_squares_that_is_nan_shows(tx):
-    # It stays NaN, and zeros would leave the parameter where it is, for ever.
-    grad = jnp.array([jnp.nan, 1.0])
-    updates, _ = tx.update(grad, tx.init(jnp.ones(2)))
-    np.testing.assert_array_equal(jnp.isnan(updates), [True, False])
-
-
-def test_lion_softens_its_sign_near_zero_only():
     def first(mode, g, **options):
         return updates_of(sl.ScaleByLion(b1=0.0, mode=mode, **options), jnp.array([g])).item()
 
@@ -106,3 +89,11 @@ def test_lion_softens_its_sign_near_zero_only():
     z = jnp.array([[3 + 4j, 0.3 + 0.4j]], jnp.complex64)
     made = updates_of(sl.ScaleByLion(b1=0.0, mode="refined"), z)
     np.testing.assert_allclose(made, [[0.6 + 0.8j, 0.3 + 0.4j]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("tx", [sl.ScaleByRss(), sl.ScaleBySm3()], ids=["rss", "sm3"])
+def test_a_sum_of_squares_that_is_nan_shows(tx):
+    # It stays NaN, and zeros would leave the parameter where it is, for ever.
+    grad = jnp.array([jnp.nan, 1.0])
+    updates, _ = tx.update(grad, tx.init(jnp.ones(2)))
+    np.testing.assert_array_equal(jnp.isnan(updates), [True, False])

@@ -73,7 +73,7 @@ def test_the_rate_decays_from_the_head_to_the_embeddings_by_factors_that_are_pla
     assert sl.contrib.layerwise_decay(eqx.filter_eval_shape(Encoder), 0.5) == factors
 
 
-def test_what_stands_between_two_lists_is_a_layer_and_embeddings_come_first():
+def test_layers_are_found_in_lists_of_models_and_trees_or_by_name():
     pair = eqx.filter_eval_shape(Pair)
     found = by_path(pair, sl.contrib.layerwise_decay(pair, 0.5))
     # tokens and what stands first | 3 blocks | norm, head, bridge, position | 3 blocks | the last
@@ -84,15 +84,11 @@ def test_what_stands_between_two_lists_is_a_layer_and_embeddings_come_first():
     first = ("head.weight", "first.position", "first.tokens.weight", "second.tokens.weight")
     assert {found[path] for path in first} == {2**-8}
 
-
-def test_a_list_of_layers_is_found_in_plain_trees_too():
     params = [{"w": jnp.ones(2)}, {"w": jnp.ones(2), "inner": [jnp.ones(2)] * 2}, jnp.ones(2)]
     assert by_path(params, sl.contrib.layerwise_decay(params, 0.1)) == pytest.approx(
         {"0.w": 0.01, "1.inner.0": 0.1, "1.inner.1": 0.1, "1.w": 0.1, "2": 1.0}
     )
 
-
-def test_layers_may_be_named():
     params = {"embed": jnp.ones(2), "top": jnp.ones(2), "mid": jnp.ones(2), "other": jnp.ones(1)}
     names = [sl.where.path(name) for name in ("embed", "mid", "top")]
     assert sl.contrib.layerwise_decay(params, 0.5, layers=names) == {names[0]: 0.25, names[1]: 0.5}
@@ -131,7 +127,7 @@ def test_bad_input_is_refused_in_words():
         sl.contrib.mup({"w": jnp.ones((2,) * 6)}, {"w": jnp.ones((1,) * 6)})
 
 
-def test_adam_divides_the_rate_by_the_growth_of_the_inputs():
+def test_adam_divides_the_rate_by_the_growth_of_the_inputs_and_reports_guesses():
     wide, base = (eqx.filter_eval_shape(Encoder, width) for width in (16, 4))
     factors = sl.contrib.mup(wide, base)
     # Equal layers share a glob.
@@ -143,6 +139,12 @@ def test_adam_divides_the_rate_by_the_growth_of_the_inputs():
     assert {path for path in found if found[path] == 0.25} == hidden | {"head.weight"}
     assert {*found.values()} == {0.25, 1.0}
     assert sl.contrib.mup(base, base) == {}
+
+    wide, base = Own(jnp.ones((8, 3))), Own(jnp.ones((4, 3)))
+    with pytest.warns(UserWarning, match=r"mup does not know how Own stores 'w', and assumes"):
+        assert list(sl.contrib.mup(wide, base).values()) == [0.5]
+    told = {sl.where.path("w"): "oi"}
+    assert sl.contrib.mup(wide, base, layout=told) == {}
 
 
 @pytest.mark.slow
@@ -159,14 +161,6 @@ def test_sgd_multiplies_it_by_the_growth_of_the_outputs_and_channels_are_counted
 
 class Own(eqx.Module):
     w: jax.Array
-
-
-def test_a_guessed_layout_is_reported_where_it_matters():
-    wide, base = Own(jnp.ones((8, 3))), Own(jnp.ones((4, 3)))
-    with pytest.warns(UserWarning, match=r"mup does not know how Own stores 'w', and assumes"):
-        assert list(sl.contrib.mup(wide, base).values()) == [0.5]
-    told = {sl.where.path("w"): "oi"}
-    assert sl.contrib.mup(wide, base, layout=told) == {}
 
 
 # What a layer changes by in a few steps at 8 times the width, over what it changes by at the width
@@ -233,13 +227,27 @@ def make(width):
     return eqx.nn.MLP(2, 1, width, depth=2, key=jax.random.key(1))
 
 
-def test_each_rule_has_factors_of_its_own():
+def test_transfer_puts_the_factors_of_each_rule_behind_it_in_every_group():
     wide, base = (eqx.filter_eval_shape(make, width) for width in (64, 16))
     for wanted, rules in GROWTH.items():
         for rule in rules:
             found = by_path(wide, sl.contrib.mup(wide, base, rule=rule))
             assert [found[f"layers.{i}.weight"] for i in (1, 0, 2)] == pytest.approx(wanted), rule
             assert found["layers.1.bias"] == (4 if rule == "sgd" else 1)
+
+    small, large = ({"v": jnp.ones((n, 3)), "w": jnp.ones((n, n))} for n in (8, 32))
+    for name, (tx, wanted) in PLACED.items():
+        found = sl.contrib.transfer(tx, large, base=small)
+        assert type(found) is type(tx)
+        chain = getattr(found, "inner", found)
+        assert " ".join(type(link).__name__ for link in chain) == wanted, name
+
+    wide, base = make(16), eqx.filter_eval_shape(make, 4)
+    soap = sl.soap(3e-3, adam_weight_decay=0.1)
+    opt = sl.Optimizer(sl.contrib.transfer(soap, wide, base=base), wide)
+    groups = {name: value for name, value in opt.hyperparams.items() if "step_size" in name}
+    assert [float(x) for x in groups.values()] == [2.0, 0.5]
+    assert sl.contrib.transfer(sl.adam(0.1), base, base) == sl.adam(0.1)
 
 
 RATE = sl.ScaleByLearningRate(0.1)
@@ -260,24 +268,6 @@ PLACED = {
     ),
     "outer": (sl.adam(0.1).outer(sl.sgd(0.7), 5), "ScaleByAdam ScaleBy ScaleByLearningRate"),
 }
-
-
-def test_transfer_puts_factors_behind_the_rule():
-    small, large = ({"v": jnp.ones((n, 3)), "w": jnp.ones((n, n))} for n in (8, 32))
-    for name, (tx, wanted) in PLACED.items():
-        found = sl.contrib.transfer(tx, large, base=small)
-        assert type(found) is type(tx)
-        chain = getattr(found, "inner", found)
-        assert " ".join(type(link).__name__ for link in chain) == wanted, name
-
-
-def test_transfer_reads_groups_and_keeps_them():
-    wide, base = make(16), eqx.filter_eval_shape(make, 4)
-    soap = sl.soap(3e-3, adam_weight_decay=0.1)
-    opt = sl.Optimizer(sl.contrib.transfer(soap, wide, base=base), wide)
-    groups = {name: value for name, value in opt.hyperparams.items() if "step_size" in name}
-    assert [float(x) for x in groups.values()] == [2.0, 0.5]
-    assert sl.contrib.transfer(sl.adam(0.1), base, base) == sl.adam(0.1)
 
 
 def test_transfer_reads_arrays_as_the_rule_does():

@@ -37,7 +37,7 @@ def test_examples_give_the_noise_scale_of_their_distribution():
 
 
 @pytest.mark.slow
-def test_the_updates_are_the_mean_and_one_step_is_the_formula():
+def test_one_step_is_the_formula_also_in_microbatches():
     grads = draw(jax.random.key(1), 5)
     params = jax.tree.map(lambda g: g[0], grads)
     tx = sl.contrib.MeasureGradientNoise()
@@ -49,19 +49,6 @@ def test_the_updates_are_the_mean_and_one_step_is_the_formula():
     norm = np.sum(rows.mean(0) ** 2) - trace / 5
     np.testing.assert_allclose(state.squared_norm, norm, rtol=1e-4)
 
-
-def test_two_batch_sizes_give_the_same():
-    # The expected squared norm of the mean of n gradients.
-    def squared(n):
-        return SIZE * (MEAN**2 + DEVIATION**2 / n)
-
-    found = sl.contrib.gradient_noise_scale(squared(4), 4, squared(64), 64)
-    np.testing.assert_allclose(found, EXACT, rtol=1e-5)
-    assert sl.contrib.gradient_noise_scale(2.0, 1, 0.5, 2) == jnp.inf
-
-
-@pytest.mark.slow
-def test_microbatches_measure_the_whole_batch():
     def loss(w, x):
         return jnp.mean((x - w[None]) ** 2)
 
@@ -75,7 +62,15 @@ def test_microbatches_measure_the_whole_batch():
     np.testing.assert_allclose(*found, rtol=1e-5)
 
 
-def test_bad_input_is_refused_in_words():
+def test_two_batch_sizes_give_the_same_and_bad_input_is_refused():
+    # The expected squared norm of the mean of n gradients.
+    def squared(n):
+        return SIZE * (MEAN**2 + DEVIATION**2 / n)
+
+    found = sl.contrib.gradient_noise_scale(squared(4), 4, squared(64), 64)
+    np.testing.assert_allclose(found, EXACT, rtol=1e-5)
+    assert sl.contrib.gradient_noise_scale(2.0, 1, 0.5, 2) == jnp.inf
+
     with pytest.raises(ValueError, match=r"^gradient_noise_scale needs a large batch that is larg"):
         sl.contrib.gradient_noise_scale(1.0, 4, 1.0, 4)
     tx, w = sl.contrib.MeasureGradientNoise(), jnp.ones(3)

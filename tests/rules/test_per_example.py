@@ -122,7 +122,7 @@ def test_same_path_as_optax_in_single_precision(name):
     assert_same_counts(found, expected)
 
 
-def test_clipped_sums_match_numbers_by_hand():
+def test_clipped_sums_match_numbers_by_hand_also_for_a_single_example():
     # Norms 0, 5, 5, 5; the last limit is exactly the norm.
     grads = jnp.array([[0, 0, 0], [0, 3, 4], [4, 0, 3], [3, 4, 0]], jnp.float32)
     for clip in (sl.PerExampleGlobalNormClip, sl.PerExampleLayerNormClip):
@@ -137,8 +137,6 @@ def test_clipped_sums_match_numbers_by_hand():
             np.testing.assert_allclose(updates, np.full(3, total), rtol=1e-6)
             assert int(number) == clipped
 
-
-def test_a_single_example_has_no_axis_of_its_own():
     tx = sl.PerExampleGlobalNormClip(1.0, single_batch_element=True)
     opt = sl.Optimizer(sl.Trace(0.0) | tx, PARAMS)  # and so it may stand anywhere
     grads = jax.tree.map(lambda g: g[0] * 9, gradients(PARAMS, 1))
@@ -236,7 +234,7 @@ STEP = sl.train_step(mean_square, donate=False)
 
 
 @pytest.mark.slow
-def test_train_step_differentiates_each_example():
+def test_train_step_differentiates_each_example_of_the_named_arguments():
     def of_one(model, x, y):
         return mean_square(model, x[None], y[None])
 
@@ -252,9 +250,6 @@ def test_train_step_differentiates_each_example():
     new, _, _ = STEP(MODEL, sl.Optimizer(tx, MODEL), X, Y)
     assert distance(params_of(new), params_of(exact)) <= 1e-5
 
-
-@pytest.mark.slow
-def test_train_step_cuts_the_named_arguments_and_stacks_what_comes_beside():
     def with_table(model, batch, table):
         loss = mean_square(model, batch["x"], batch["y"]) * jnp.sum(table)
         return loss, {"y": batch["y"], "a": 1}
@@ -360,7 +355,7 @@ def test_accumulation_after_a_clip_averages_clipped_sums():
     assert distance(params_of(model), half) <= 1e-6
 
 
-def test_only_the_first_link_aggregates_examples():
+def test_only_the_first_link_aggregates_examples_from_the_first_step_on():
     clip, step = sl.PerExampleGlobalNormClip(1.0), sl.sgd(0.1)
     private = sl.DifferentiallyPrivateAggregate(1.0, 2.0, 3)
     code = "sl.DifferentiallyPrivateAggregate(l2_norm_clip=1.0, noise_multiplier=2.0, key=3)"
@@ -372,6 +367,13 @@ def test_only_the_first_link_aggregates_examples():
         later = f"'{name}' aggregates per-example gradients, so it must be the first link"
         with refused(ValueError, later, f"Write `{link} | rest`, and wrap only the rest"):
             sl.Optimizer(tx, PARAMS)
+
+    # Steps that differ only in `transform_grads` share a program.
+    opt = sl.Optimizer(CLIP, MODEL)
+    STEP(MODEL, opt, X, Y)
+    no_gradient = "there is no single gradient to transform"
+    with refused(ValueError, no_gradient, "Remove `transform_grads`"):
+        sl.train_step(mean_square, donate=False, transform_grads=lambda g: g)(MODEL, opt, X, Y)
 
 
 def test_examples_must_be_told_apart_and_count_alike():
@@ -392,12 +394,3 @@ def test_examples_must_be_told_apart_and_count_alike():
     negative = "DifferentiallyPrivateAggregate.key must be in [0, 2**31), got -1"
     with refused(ValueError, negative, "Pass `jax.random.key(-1)`"):
         sl.DifferentiallyPrivateAggregate(1.0, 1.0, key=-1)
-
-
-def test_an_option_is_refused_after_a_step_without_it():
-    # Steps that differ only in `transform_grads` share a program.
-    opt = sl.Optimizer(CLIP, MODEL)
-    STEP(MODEL, opt, X, Y)
-    no_gradient = "there is no single gradient to transform"
-    with refused(ValueError, no_gradient, "Remove `transform_grads`"):
-        sl.train_step(mean_square, donate=False, transform_grads=lambda g: g)(MODEL, opt, X, Y)

@@ -12,15 +12,13 @@ import slalom as sl
 from helpers import assert_same_bits, distance, updates_of
 
 
-def test_a_function_is_told_when_there_are_no_parameters():
+def test_functions_may_miss_parameters_and_return_the_same_shape():
     updates, params = {"w": jnp.array([1.0, -2.0])}, {"w": jnp.array([3.0, 4.0])}
     for kind in (sl.Stateless, sl.StatelessPerLeaf):
         tx = kind(lambda u, p: u if p is None else p)
         np.testing.assert_array_equal(tx.update(updates, None)[0]["w"], updates["w"])
         np.testing.assert_array_equal(tx.update(updates, None, params)[0]["w"], params["w"])
 
-
-def test_what_a_function_returns_is_wide_and_strongly_typed_and_of_the_same_shape():
     tx = sl.Stateless(lambda u, p: jax.tree.map(lambda x: x * 2, u))
     (made,), _ = tx.update([jnp.ones(2, jnp.bfloat16)], None)
     assert made.dtype == jnp.float32
@@ -84,7 +82,7 @@ def noises(tx, params, n=3):
     return updates_of(tx, jax.tree.map(lambda p: jnp.zeros((n, *p.shape), p.dtype), params))
 
 
-def test_noise_differs_from_leaf_to_leaf_and_step_to_step_and_is_reproducible():
+def test_noise_is_new_for_each_leaf_and_step_reproducible_and_scheduled():
     params = {"a": jnp.zeros(5), "b": jnp.zeros(5)}
     made = noises(sl.AddNoise(1.0, 0.0, key=1), params)
     assert len(np.unique([*made.values()])) == 2 * 3 * 5
@@ -92,9 +90,24 @@ def test_noise_differs_from_leaf_to_leaf_and_step_to_step_and_is_reproducible():
         assert_same_bits(noises(sl.AddNoise(1.0, 0.0, key=key), params), made)
     assert distance(noises(sl.AddNoise(1.0, 0.0, key=2), params), made) > 0.1
 
+    made = noises(sl.AddNoise(lambda n: jnp.where(n < 1, 1.0, 0.0), 0), jnp.zeros(4))
+    assert jnp.all(made[0] != 0)
+    np.testing.assert_array_equal(made[1], 0)
+
+    with pytest.raises(ValueError, match=r"AddNoise\.eta must be in \[0, inf\), got -1\.0"):
+        sl.AddNoise(-1, 0.55)
+    numbers = (1.5, True, "a", -1, 2**31)
+    arrays = (jnp.ones(2), jnp.ones((2, 2), int), jax.random.split(jax.random.key(0)))
+    for key in (*numbers, *arrays):
+        with pytest.raises((TypeError, ValueError), match=r"AddNoise.key must be"):
+            sl.AddNoise(0.1, 0.55, key=key)
+    tx = sl.AddNoise(0.1, 0.55)
+    with pytest.raises(TypeError, match=r"AddNoise needs 'step'.*Context\(step=n\)"):
+        tx.update(jnp.ones(2), tx.init(jnp.ones(2)))
+
 
 @pytest.mark.slow
-def test_the_variance_fades_with_the_clock():
+def test_the_variance_fades_with_the_clock_and_keys_may_be_swept():
     params = {"real": jnp.zeros(20_000), "complex": jnp.zeros(20_000, jnp.complex64)}
     made = noises(sl.AddNoise(4.0, 0.5), params)
     for x in made.values():
@@ -102,6 +115,17 @@ def test_the_variance_fades_with_the_clock():
         np.testing.assert_allclose(mean_square, 4.0 / np.arange(1, 4) ** 0.5, rtol=0.05)
     parts = made["complex"]
     np.testing.assert_allclose(parts.real.var(1), parts.imag.var(1), rtol=0.05)
+
+    params = {"w": jnp.zeros(4)}
+
+    def run(key):
+        moved, _ = sl.Optimizer(sl.noisy_sgd(0.1, key=key), params).step(params, params)
+        return moved["w"]
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    together = jax.jit(jax.vmap(run))(keys)
+    for row, key in zip(together, keys, strict=True):
+        np.testing.assert_allclose(row, run(key), rtol=1e-6)
 
 
 KEYS = (3, jax.random.key(3), jax.random.PRNGKey(3), jax.random.key(3, impl="rbg"))
@@ -137,40 +161,7 @@ def test_keys_of_every_kind_are_donated_scanned_mapped_and_saved(key):
     np.testing.assert_allclose(trained["w"], expected["w"], rtol=1e-6)
 
 
-@pytest.mark.slow
-def test_a_sweep_over_keys_is_one_program():
-    params = {"w": jnp.zeros(4)}
-
-    def run(key):
-        moved, _ = sl.Optimizer(sl.noisy_sgd(0.1, key=key), params).step(params, params)
-        return moved["w"]
-
-    keys = jax.random.split(jax.random.key(0), 3)
-    together = jax.jit(jax.vmap(run))(keys)
-    for row, key in zip(together, keys, strict=True):
-        np.testing.assert_allclose(row, run(key), rtol=1e-6)
-
-
-def test_the_variance_of_noise_may_be_scheduled():
-    made = noises(sl.AddNoise(lambda n: jnp.where(n < 1, 1.0, 0.0), 0), jnp.zeros(4))
-    assert jnp.all(made[0] != 0)
-    np.testing.assert_array_equal(made[1], 0)
-
-
-def test_noise_refuses_what_is_no_key_and_asks_for_the_clock():
-    with pytest.raises(ValueError, match=r"AddNoise\.eta must be in \[0, inf\), got -1\.0"):
-        sl.AddNoise(-1, 0.55)
-    numbers = (1.5, True, "a", -1, 2**31)
-    arrays = (jnp.ones(2), jnp.ones((2, 2), int), jax.random.split(jax.random.key(0)))
-    for key in (*numbers, *arrays):
-        with pytest.raises((TypeError, ValueError), match=r"AddNoise.key must be"):
-            sl.AddNoise(0.1, 0.55, key=key)
-    tx = sl.AddNoise(0.1, 0.55)
-    with pytest.raises(TypeError, match=r"AddNoise needs 'step'.*Context\(step=n\)"):
-        tx.update(jnp.ones(2), tx.init(jnp.ones(2)))
-
-
-def test_polyak_reaches_the_minimum_of_a_parabola_by_halves():
+def test_polyak_halves_a_parabola_and_stops_at_the_bound_and_at_zero_gradients():
     # f = ½x², g = x: the step is f/g² = ½.
     opt = sl.Optimizer(sl.polyak_sgd(), jnp.array(4.0))
     with pytest.raises(TypeError, match=r"ScaleByPolyak.*needs 'value'"):
@@ -181,8 +172,6 @@ def test_polyak_reaches_the_minimum_of_a_parabola_by_halves():
     moved, _, loss = sl.train_step(lambda x: x**2 / 2)(moved, opt)
     np.testing.assert_allclose([loss, moved], [2.0, 1.0], rtol=1e-6)
 
-
-def test_polyak_below_the_bound_and_at_zero_gradients():
     u = jnp.array([3.0, 4.0])
 
     def made(variant, u):
@@ -196,7 +185,7 @@ def test_polyak_below_the_bound_and_at_zero_gradients():
         sl.ScaleByPolyak(variant="other")
 
 
-def test_parameters_stop_at_zero_exactly():
+def test_negative_parameters_stop_at_zero_nans_are_counted_and_freeze_stops_both():
     for dtype in (jnp.float16, jnp.bfloat16, jnp.float32):
         params = jnp.array([0.3, 0.3, -0.2, 0.0], dtype)
         opt = sl.Optimizer(sl.sgd(1.0) | sl.KeepParamsNonnegative(), params)
@@ -205,8 +194,6 @@ def test_parameters_stop_at_zero_exactly():
     with pytest.raises(TypeError, match=r"KeepParamsNonnegative.*'w'.*complex64.*\.mask\("):
         sl.KeepParamsNonnegative().init({"w": jnp.ones(2, jnp.complex64)})
 
-
-def test_nans_are_zeroed_and_counted_leaf_by_leaf():
     clean = {"a": jnp.ones(2), "b": jnp.array([1.0, jnp.inf]), "c": jnp.ones(1, jnp.complex64)}
     dirty = {**clean, "a": jnp.array([jnp.nan, 5.0]), "c": jnp.array([complex(jnp.nan, 1)])}
     tx = sl.ZeroNans()
@@ -219,8 +206,6 @@ def test_nans_are_zeroed_and_counted_leaf_by_leaf():
     _, state = tx.update({**clean, "a": dirty["a"]}, state)
     np.testing.assert_array_equal(state.found_nan, [2, 0, 1])
 
-
-def test_freeze_stops_decay_and_nan():
     params = {"w": jnp.ones((2, 2)), "b": jnp.ones(2)}
     opt = sl.Optimizer(sl.adamw(0.1) | sl.freeze(sl.where.ndim(1)), params)
     moved, _ = opt.step(params, jax.tree.map(lambda p: p * jnp.nan, params))

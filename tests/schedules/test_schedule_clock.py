@@ -152,7 +152,7 @@ def test_update_n_uses_the_schedule_at_n(rule):
     assert differs or rule in " ".join(INSENSITIVE.values()).split()
 
 
-def test_functional_use_must_be_told_the_time():
+def test_a_function_is_a_schedule_that_must_be_told_the_time():
     tx = sl.sgd(S.linear(1.0, 0.0, 4))
     g = jnp.ones(())
     with pytest.raises(TypeError, match=r"ScaleByLearningRate\.learning_rate.*Context\(step=n\)"):
@@ -160,8 +160,6 @@ def test_functional_use_must_be_told_the_time():
     updates, _ = tx.update(g, tx.init(g), g, sl.Context(step=1))
     assert float(updates) == -0.75
 
-
-def test_a_function_is_a_schedule():
     opt = sl.Optimizer(sl.sgd(lambda n: 1 / (n + 1)), jnp.ones(()))
     for rate in (1, 1 / 2, 1 / 3):
         np.testing.assert_allclose(opt.hyperparams["learning_rate"], rate, rtol=1e-7)

@@ -99,7 +99,7 @@ def test_values_of_another_type_are_refused(message, value):
         make(value)
 
 
-def test_schedules_in_the_wrong_place_are_refused():
+def test_callables_are_schedules_in_the_right_place_without_tracers():
     s = S.constant(1.0)
     with pytest.raises(ZeroDivisionError, match=r"constant\(1\.0\) is divided by zero"):
         s / 0
@@ -108,8 +108,6 @@ def test_schedules_in_the_wrong_place_are_refused():
     with pytest.raises(TypeError, match=r"boundaries_and_scales\[3\] must be a number"):
         S.piecewise_constant(1.0, {3: s})
 
-
-def test_a_schedule_that_closes_over_a_tracer_is_refused_when_it_is_made():
     def helper(lr):
         return lambda step: lr / (step + 1)
 
@@ -123,8 +121,6 @@ def test_a_schedule_that_closes_over_a_tracer_is_refused_when_it_is_made():
 
     sweep(0.1)
 
-
-def test_any_callable_tree_keeps_its_arrays_as_leaves():
     def decaying(step, lr):
         return lr / (step.astype(jnp.float32) + 1)
 

@@ -98,10 +98,15 @@ def test_a_positive_mean_of_squares_stays_positive(codec):
 
 
 @pytest.mark.slow
-def test_random_bits_are_zero_as_often_as_one():
+def test_random_bits_and_bfloat16_follow_from_what_is_stored():
     whole = random_bits(seeds_of(["w"], jnp.int32(7))["w"], (6, 50))
     bits = np.unpackbits(np.asarray(whole).view(np.uint8).reshape(-1, 4), axis=1)
     np.testing.assert_allclose(np.mean(bits, axis=0), 0.5, atol=0.15)
+
+    stored, _ = run(sl.adam(0.1).store({"mu": "bfloat16"}, min_size=1))
+    own, _ = run(sl.adam(0.1, mu_dtype="bfloat16"))
+    for a, b in zip(jax.tree.leaves(stored), jax.tree.leaves(own), strict=True):
+        assert jnp.array_equal(a, b)
 
 
 PARAMS = {"w": jnp.asarray(matrix(64, 96) * 0.1), "b": jnp.ones(96)}
@@ -115,14 +120,6 @@ def run(tx, steps=4, params=PARAMS, grads=GRADS):
     for _ in range(steps):
         params, opt = step(params, opt)
     return params, opt
-
-
-@pytest.mark.slow
-def test_bfloat16_updates_follow_from_what_is_stored():
-    stored, _ = run(sl.adam(0.1).store({"mu": "bfloat16"}, min_size=1))
-    own, _ = run(sl.adam(0.1, mu_dtype="bfloat16"))
-    for a, b in zip(jax.tree.leaves(stored), jax.tree.leaves(own), strict=True):
-        assert jnp.array_equal(a, b)
 
 
 def test_exact_fields_small_leaves_and_others_stay_as_they_are():
@@ -288,12 +285,8 @@ def test_scratch_is_that_of_a_few_leaves(name):
 
 
 @pytest.mark.slow
-def test_an_elementwise_codec_needs_no_scratch():
+def test_an_elementwise_codec_needs_no_scratch_nor_does_gpt2_small():
     assert scratch_of(sl.lion(1e-3).store("bfloat16"), EQUAL) <= 0.04
-
-
-@pytest.mark.slow
-def test_scratch_of_gpt2_small():
     assert scratch_per_parameter(CLIPPED.store("int8"), jax.eval_shape(gpt2)) <= 3.5
 
 

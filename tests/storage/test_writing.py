@@ -202,7 +202,7 @@ def test_a_parameter_that_was_changed_outside_keeps_its_new_value(policy):
     assert bool(jnp.all(full["norm"] == after["norm"]))
 
 
-def test_a_new_policy_starts_from_the_model():
+def test_a_new_policy_starts_from_the_model_whose_dtypes_losses_see():
     model, opt = trained(sl.sgd(1e-4).write("kahan"), start(), gradients(steps=5))
     new, report = opt.rebind(model, tx=sl.sgd(1e-4).write("master"))
     assert_same_bits(new.state_of("write").master["w"], model["w"].astype(F32))
@@ -211,8 +211,6 @@ def test_a_new_policy_starts_from_the_model():
     assert_same_bits(again.state, opt.state)
     assert not jnp.any(opt.reset(model).state_of("write").compensation["w"])
 
-
-def test_losses_see_the_dtypes_of_the_model():
     seen = []
 
     def loss(params):
@@ -316,7 +314,7 @@ def test_random_rounding_is_right_on_average_and_keeps_what_the_dtype_has(dtype)
     np.testing.assert_array_equal(draws(bad, dtype, 2)[0], bad)
 
 
-def test_random_bits_look_independent():
+def test_random_bits_look_independent_and_are_not_written_to_memory():
     like = jnp.zeros((64, 64))
     pairs = [p for step in range(3) for key in range(2) for p in seeds_of([step, key], ["a", "b"])]
     drawn = [np.asarray(rounding.random_bits(like, pair)) for pair in pairs]
@@ -329,6 +327,12 @@ def test_random_bits_look_independent():
     for bit in range(32):
         share = np.mean([(x >> bit) & 1 for x in drawn])
         assert abs(share - 0.5) < 5 * 0.5 / np.sqrt(len(pairs) * 4096)
+
+    program = compiled_step(sl.sgd(1e-3).write("stochastic"), LEAVES)
+    entry = program.as_text().split("ENTRY")[1]
+    results = [line.split(" = ")[1].split(" ")[0] for line in entry.splitlines() if " = " in line]
+    assert not [x for x in results if x.startswith(("u32[256,512]", "f32[256,512]"))]
+    assert "rng" not in program.as_text()
 
 
 def test_random_rounding_depends_on_the_key_the_step_and_the_leaf_and_on_nothing_else():
@@ -443,11 +447,3 @@ def test_scratch_memory(case):
     # A sum in float32 exists for one leaf at a time, in each group of a partition.
     groups = 4 / 3 if place == "partition" else 1
     assert scratch <= (MOST[policy] * groups + 0.01) * SIZE
-
-
-def test_random_bits_are_not_written_to_memory():
-    program = compiled_step(sl.sgd(1e-3).write("stochastic"), LEAVES)
-    entry = program.as_text().split("ENTRY")[1]
-    results = [line.split(" = ")[1].split(" ")[0] for line in entry.splitlines() if " = " in line]
-    assert not [x for x in results if x.startswith(("u32[256,512]", "f32[256,512]"))]
-    assert "rng" not in program.as_text()

@@ -276,7 +276,7 @@ ENTRY %main (a: f32[4,8]) -> (f32[4,8], s32[]) {
 """
 
 
-def test_fusions_and_copies_are_counted():
+def test_figures_of_programs_and_of_times_are_counted():
     assert measure.fusions(HLO) == 2
     assert measure.copies(HLO, {(4, 8), ()}) == 2
     assert measure.copies(HLO, {(32,), ()}) == 0
@@ -293,8 +293,6 @@ def test_fusions_and_copies_are_counted():
     cost = measure.slalom_step(sl.sgd(1e-3), params, params).cost
     assert (cost.copies, cost.fusions) == (0, 2)  # one for the array, one for the clock
 
-
-def test_windows_and_idle_steps_are_told_apart():
     times = [1.0, 1.0, 1.0, 5.0, 2.0, 2.0, 2.0, 6.0]
     assert measure.windows(times, 4) == [2.0, 3.0]
     assert measure.windows(times, 1) == times

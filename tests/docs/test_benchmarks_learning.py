@@ -51,7 +51,7 @@ def test_each_learning_rate_and_seed_is_a_run():
     assert chosen.share_to(0.0) == float("inf")
 
 
-def test_a_rate_that_diverges_is_not_chosen():
+def test_the_best_rate_is_that_which_does_not_diverge_or_the_lowest_of_a_parabola():
     nan = float("nan")
     runs = [
         Run("sgd", rate, seed, 1.0, (1.0, last))
@@ -61,6 +61,15 @@ def test_a_rate_that_diverges_is_not_chosen():
     chosen = figures.best("sgd", runs)
     assert (chosen.rate, chosen.at_edge, chosen.last) == (0.3, False, [0.6, 0.4])
     assert figures.best("sgd", runs[:4]).final == float("inf")
+
+    rates = 2.0 ** np.arange(-8, 0)
+    losses = {float(rate): 1 + (np.log2(rate) + 4.3) ** 2 for rate in rates}
+    assert widths.optimum(losses) == pytest.approx(2**-4.3)
+    losses[2.0**-3] = float("nan")
+    assert widths.optimum(losses) == pytest.approx(2**-4.3)
+    # At the edge there is nothing to fit.
+    assert widths.optimum({rate: -rate for rate in losses}) == 2.0**-1
+    assert widths.moved([0.1, 0.4, 0.2]) == pytest.approx(4)
 
 
 def runs_of(name, *finals, rate=0.1):
@@ -116,7 +125,7 @@ def test_runs_survive_the_file_and_only_whole_ones_are_kept(tmp_path):
         data.read(path)
 
 
-def test_the_stored_runs_are_whole():
+def test_stored_runs_are_whole_and_the_solution_of_burgers_equation_solves_it():
     for path in data.FOLDER.glob("*.csv"):
         runs = data.read(path)
         assert path.stem in TASKS
@@ -129,8 +138,6 @@ def test_the_stored_runs_are_whole():
             assert len(mine) == FULL.rates * len({run.seed for run in runs})
             assert {len(run.scores) for run in mine} == {FULL.evaluations}
 
-
-def test_the_solution_of_burgers_equation_solves_it():
     h, t, x = 1e-3, np.linspace(0.1, 0.9, 9), np.linspace(-0.9, 0.9, 9)
     u_t = (exact(t + h, x) - exact(t - h, x)) / (2 * h)
     u_x = (exact(t, x + h) - exact(t, x - h)) / (2 * h)
@@ -189,17 +196,6 @@ def test_each_task_has_a_finite_score_at_the_start(name):
     with lenient():
         task = TASKS[name]()
         assert 0.1 < float(task.evaluate(task.model(jax.random.key(0)))) < 10
-
-
-def test_the_best_rate_is_the_lowest_point_of_a_parabola():
-    rates = 2.0 ** np.arange(-8, 0)
-    losses = {float(rate): 1 + (np.log2(rate) + 4.3) ** 2 for rate in rates}
-    assert widths.optimum(losses) == pytest.approx(2**-4.3)
-    losses[2.0**-3] = float("nan")
-    assert widths.optimum(losses) == pytest.approx(2**-4.3)
-    # At the edge there is nothing to fit.
-    assert widths.optimum({rate: -rate for rate in losses}) == 2.0**-1
-    assert widths.moved([0.1, 0.4, 0.2]) == pytest.approx(4)
 
 
 @pytest.mark.exhaustive

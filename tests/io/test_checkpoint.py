@@ -46,7 +46,7 @@ DTYPES = [
 ]
 
 
-def test_every_dtype_survives_to_the_last_bit(path):
+def test_arrays_of_every_dtype_and_of_numpy_survive_to_the_last_bit(path):
     def sample(name, shape):
         numbers = np.arange(np.prod(shape)).reshape(shape) % 7
         return jax.device_put(numbers.astype(jnp.dtype(name)))
@@ -57,6 +57,22 @@ def test_every_dtype_survives_to_the_last_bit(path):
     tree["special"] = jax.lax.bitcast_convert_type(special, jnp.float32)
     sl.checkpoint.save(path, model=tree)
     assert_same_bits(sl.checkpoint.load(path, model=blank(tree))["model"], tree)
+
+    tree = {
+        "wide": np.array([1 / 3]),
+        "big": np.arange(3, dtype=">f4"),
+        "scalar": np.float64(1 / 3),
+        "strided": np.arange(6.0).reshape(2, 3)[:, ::2],
+        "half": np.ones(2, ml_dtypes.bfloat16),
+    }
+    sl.checkpoint.save(path, model=tree)
+    like = jax.tree.map(lambda x: np.zeros_like(x) if x.ndim else type(x)(0), tree)
+    loaded = sl.checkpoint.load(path, model=like)["model"]
+    for name, x in tree.items():
+        assert type(loaded[name]) is type(x)
+        assert loaded[name].dtype.name == x.dtype.name
+        np.testing.assert_array_equal(loaded[name], x)
+    loaded["wide"][0] = 1  # its own memory, to be written to
 
 
 @pytest.mark.usefixtures("x64")
@@ -73,24 +89,6 @@ def test_double_precision_survives(path):
     dtypes = json.loads(sl.checkpoint.header(path)["dtypes"])
     assert dtypes == dict.fromkeys(("model.z", "model.scalar", "model.empty"), "complex128")
     assert safetensors.numpy.load_file(path)["model.z"].shape == (2, 1, 2)
-
-
-def test_numpy_arrays_come_back_as_numpy_arrays(path):
-    tree = {
-        "wide": np.array([1 / 3]),
-        "big": np.arange(3, dtype=">f4"),
-        "scalar": np.float64(1 / 3),
-        "strided": np.arange(6.0).reshape(2, 3)[:, ::2],
-        "half": np.ones(2, ml_dtypes.bfloat16),
-    }
-    sl.checkpoint.save(path, model=tree)
-    like = jax.tree.map(lambda x: np.zeros_like(x) if x.ndim else type(x)(0), tree)
-    loaded = sl.checkpoint.load(path, model=like)["model"]
-    for name, x in tree.items():
-        assert type(loaded[name]) is type(x)
-        assert loaded[name].dtype.name == x.dtype.name
-        np.testing.assert_array_equal(loaded[name], x)
-    loaded["wide"][0] = 1  # its own memory, to be written to
 
 
 def test_typed_keys_survive_with_their_implementation(path):
@@ -152,13 +150,18 @@ def test_several_optimizers_in_one_tree(path, adam):
     assert sl.checkpoint.header(path)["count"] == "opt.disc: 0\nopt.gen: 3\nema.1: 3"
 
 
-def test_only_what_is_asked_for_is_loaded(path):
+def test_weak_types_are_kept_and_only_what_is_asked_for_is_loaded(path):
     sl.checkpoint.save(path, model=MODEL, opt=sl.Optimizer(sl.adam(0.1), MODEL), epoch=1)
     assert list(sl.checkpoint.load(path, model=blank(MODEL))) == ["model"]
     assert sl.checkpoint.load(path, epoch=0) == {"epoch": 1}
 
+    tree = {"x": jnp.asarray(1.0), "n": jnp.asarray(2), "strong": jnp.float32(1.0)}
+    sl.checkpoint.save(path, model=tree)
+    loaded = sl.checkpoint.load(path, model=jax.tree.map(lambda x: x * 0, tree))["model"]
+    assert kind_of(loaded) == kind_of(tree)
 
-def test_the_header_is_readable(adam):
+
+def test_a_header_is_readable_and_a_dict_goes_there_and_back(adam):
     header = sl.checkpoint.header(adam.path)
     assert (header["format"], header["format_version"]) == ("slalom.checkpoint", "1")
     assert header["count"] == "3"
@@ -168,12 +171,17 @@ def test_the_header_is_readable(adam):
     assert json.loads(header["checksums"])["model.w"] == checksum
     assert json.loads(header["trees"]) == ["model", "opt"]
 
-
-def test_a_weak_type_is_kept_so_that_nothing_recompiles(path):
-    tree = {"x": jnp.asarray(1.0), "n": jnp.asarray(2), "strong": jnp.float32(1.0)}
-    sl.checkpoint.save(path, model=tree)
-    loaded = sl.checkpoint.load(path, model=jax.tree.map(lambda x: x * 0, tree))["model"]
-    assert kind_of(loaded) == kind_of(tree)
+    trees = {"model": adam.model, "opt": adam.opt, "key": jax.random.key(1), "epoch": 3}
+    items = sl.checkpoint.to_dict(**trees)
+    assert items["opt.scale_by_adam.mu.w"] is adam.opt.state_of("scale_by_adam").mu["w"]
+    opt = sl.Optimizer(sl.adam(0.1), MODEL)
+    fresh = {"model": blank(MODEL), "opt": opt, "key": jax.random.key(0), "epoch": 0}
+    back = sl.checkpoint.from_dict(items, **fresh)
+    assert_same_bits({**back}, trees)
+    assert type(back["epoch"]) is int
+    del items["model.w"]
+    with pytest.raises(sl.checkpoint.MismatchError, match=r"in the program: model[.]w"):
+        sl.checkpoint.from_dict(items, model=MODEL)
 
 
 def test_equinox_serialization_still_works(tmp_path, adam):
@@ -183,7 +191,7 @@ def test_equinox_serialization_still_works(tmp_path, adam):
     assert_same_bits(found, (adam.model, adam.opt))
 
 
-def test_a_model_that_is_one_array(path):
+def test_a_model_that_is_one_array_and_a_batch_of_runs_come_back(path):
     model, opt = after_steps(sl.adam(0.1), 2, jnp.ones(2), jnp.ones(2))
     sl.checkpoint.save(path, model=model, opt=opt)
     loaded = sl.checkpoint.load(path, model=model * 0, opt=sl.Optimizer(sl.adam(0.1), model))
@@ -192,15 +200,6 @@ def test_a_model_that_is_one_array(path):
     loaded = sl.checkpoint.load(path, opt=wrapped, strict=False)
     assert_same_bits(loaded["opt"].state_of("scale_by_adam"), opt.state_of("scale_by_adam"))
 
-
-def test_ages_of_single_parameters_come_back(path, adam):
-    opt = adam.opt.reset(adam.model, where=sl.where.path("b"))
-    sl.checkpoint.save(path, opt=opt)
-    loaded = sl.checkpoint.load(path, opt=sl.Optimizer(sl.adam(0.1), MODEL))
-    assert_same_bits(loaded["opt"], opt)
-
-
-def test_a_batch_of_runs_comes_back_by_name(path):
     def make(rate):
         return sl.Optimizer(sl.adam(rate), MODEL)
 
@@ -210,6 +209,13 @@ def test_a_batch_of_runs_comes_back_by_name(path):
     assert_same_bits(loaded["opt"], opts)
     with pytest.raises(sl.checkpoint.MismatchError, match=r"count is \(2,\) in the file"):
         sl.checkpoint.load(path, opt=make(0.1))
+
+
+def test_ages_of_single_parameters_come_back(path, adam):
+    opt = adam.opt.reset(adam.model, where=sl.where.path("b"))
+    sl.checkpoint.save(path, opt=opt)
+    loaded = sl.checkpoint.load(path, opt=sl.Optimizer(sl.adam(0.1), MODEL))
+    assert_same_bits(loaded["opt"], opt)
 
 
 def test_arrays_are_put_where_those_of_the_program_are(path, adam):
@@ -314,20 +320,6 @@ def test_a_reader_finds_the_newest_file_while_a_trainer_replaces_it(where, tmp_p
         assert rolling.latest().name == "step-00000003.safetensors"
     else:
         assert rolling.load(n=0)["n"] == 3
-
-
-def test_a_dict_goes_there_and_back(adam):
-    trees = {"model": adam.model, "opt": adam.opt, "key": jax.random.key(1), "epoch": 3}
-    items = sl.checkpoint.to_dict(**trees)
-    assert items["opt.scale_by_adam.mu.w"] is adam.opt.state_of("scale_by_adam").mu["w"]
-    opt = sl.Optimizer(sl.adam(0.1), MODEL)
-    fresh = {"model": blank(MODEL), "opt": opt, "key": jax.random.key(0), "epoch": 0}
-    back = sl.checkpoint.from_dict(items, **fresh)
-    assert_same_bits({**back}, trees)
-    assert type(back["epoch"]) is int
-    del items["model.w"]
-    with pytest.raises(sl.checkpoint.MismatchError, match=r"in the program: model[.]w"):
-        sl.checkpoint.from_dict(items, model=MODEL)
 
 
 def test_what_cannot_be_saved_is_refused_by_name(path):

@@ -217,7 +217,7 @@ def test_a_malformed_header_is_refused_and_an_older_file_is_found(two):
         assert_the_first_is_found(two)
 
 
-def test_codecs_in_a_file_are_never_run(path):
+def test_codecs_are_never_run_and_ages_need_an_entry_for_each_parameter(path):
     model = {"w": jnp.ones(5000)}
     sl.checkpoint.save(path, opt=sl.Optimizer(sl.lion(0.1).store("int8"), model))
     texts = ["__import__('os').abort()", "sl.codecs.int8(x=1)", "sl.codecs.offload()", "(", "x" * 9]
@@ -229,8 +229,6 @@ def test_codecs_in_a_file_are_never_run(path):
         assert loaded.report.retyped == {"opt.scale_by_lion.mu.w": (text, "float32")}
         path.write_bytes(whole)
 
-
-def test_ages_without_an_entry_for_each_parameter_are_refused(path):
     model = {"w": jnp.ones(2), "b": jnp.ones(3)}
     opt = sl.Optimizer(sl.adam(0.1), model).reset(model, where=sl.where.path("b"))
     sl.checkpoint.save(path, opt=opt)

@@ -99,7 +99,7 @@ def test_arrays_of_an_encoded_leaf_are_taken_together_or_not_at_all(codec, path)
                 assert_same_bits(found[n], (initial if ".nu.w" in n else items)[n])
 
 
-def test_codes_of_a_codec_that_the_program_does_not_have_are_named(path):
+def test_state_in_another_code_or_shape_or_with_another_is_reported_once(path):
     tx = sl.lion(0.1).store({"mu": halves()})
     sl.checkpoint.save(path, opt=sl.Optimizer(tx, PARAMS))
     name = "opt.store.scale_by_lion.mu.w.codes is halves() in the file and sl.codecs.int8() here"
@@ -108,8 +108,6 @@ def test_codes_of_a_codec_that_the_program_does_not_have_are_named(path):
     # Its own optimizer has it.
     assert sl.checkpoint.load(path, opt=sl.Optimizer(tx, PARAMS)).report.fits
 
-
-def test_encoded_state_of_another_shape_is_reported_once(path):
     sl.checkpoint.save(path, opt=sl.Optimizer(sl.lion(0.1).store("int8"), PARAMS))
     params = {"w": jnp.ones((128, 64)), "b": jnp.ones(5)}
     for tx in (sl.lion(0.1).store("int8"), sl.lion(0.1).store("int4"), sl.lion(0.1)):
@@ -118,8 +116,6 @@ def test_encoded_state_of_another_shape_is_reported_once(path):
         assert [*report.reshaped.values()] == [("(64, 128)", "(128, 64)")]
         assert [*report.missing, *report.unexpected, *report.retyped] == []
 
-
-def test_state_that_starts_anew_with_another_is_no_difference_of_its_own(path):
     saved(path, sl.adam(0.1))
     params = {"w": jnp.ones((2, 3)), "b": jnp.ones(6)}
     with pytest.raises(sl.checkpoint.MismatchError) as caught:

@@ -236,13 +236,7 @@ def test_arrays_with_the_shapes_of_parameters_are_moments():
     assert tx.init(jnp.ones(()))[0].mu.shape == ()
 
 
-def test_describe_shows_state_and_injected_learning_rates():
-    row = fresh(optax.inject_hyperparams(optax.adam)(0.1)).describe(params).to_dict()["w"]
-    found = row["state_bytes"], row["transform"], row["learning_rate"]
-    assert found == (2 * params["w"].nbytes, "from_optax", np.float32(0.1))
-
-
-def test_reset_restarts_moments_and_their_count_and_no_schedule():
+def test_reset_restarts_moments_and_rebind_carries_them():
     gt = optax.adam(schedule)
     _, opt = fresh(gt).update(params, ones)
     again = opt.reset(params)
@@ -253,8 +247,6 @@ def test_reset_restarts_moments_and_their_count_and_no_schedule():
     with pytest.raises(ValueError, match=message):
         opt.reset(params, sl.where.path("w"))
 
-
-def test_rebind_carries_the_moments_of_parameters_that_remain():
     _, opt = fresh(optax.adam(0.1), trainable=matrices).update(
         params, {"w": ones["w"], "b": (None, None)}
     )
@@ -297,7 +289,7 @@ def test_both_directions_undo_each_other():
     assert sl.interop.hyperparams(opt.state)["learning_rate"] == np.float32(0.1)
 
 
-def test_it_prints_the_names_of_what_it_wraps():
+def test_it_prints_what_it_wraps_and_describes_state_and_learning_rates():
     adamw = "<chain(scale_by_adam, masked(add_decayed_weights), scale)>"
     tx = from_optax(optax.adamw(0.1, mask=decayed)).every_k(2)
     assert repr(tx) == f"sl.interop.from_optax({adamw}).every_k(2)"
@@ -306,6 +298,10 @@ def test_it_prints_the_names_of_what_it_wraps():
     assert repr(from_optax(optax.MultiSteps(optax.scale(2.0), 2))) == (
         "sl.interop.from_optax(<MultiSteps(scale)>)"
     )
+
+    row = fresh(optax.inject_hyperparams(optax.adam)(0.1)).describe(params).to_dict()["w"]
+    found = row["state_bytes"], row["transform"], row["learning_rate"]
+    assert found == (2 * params["w"].nbytes, "from_optax", np.float32(0.1))
 
 
 def test_any_callable_is_an_update():
@@ -335,7 +331,7 @@ def test_any_callable_is_an_update():
         assert_same_bits(updates, jax.tree.map(lambda g: 6 * g, ones))
 
 
-def test_what_is_no_transform_of_optax_is_refused():
+def test_what_is_no_transform_and_a_state_that_changes_are_refused():
     for given, message in (
         (optax.adam, r"Call it first: `adam\(...\)`"),
         (sl.adam(0.1), "one of Slalom already: use it as it is"),
@@ -350,8 +346,6 @@ def test_what_is_no_transform_of_optax_is_refused():
     with pytest.raises(TypeError, match=r"`needs=\('value',\)`"):
         from_optax(optax.adam(0.1), needs="value")
 
-
-def test_a_state_that_changes_its_structure_is_refused():
     def update(updates, state, params=None):
         return updates, {"count": state["count"], "more": state["count"]}
 

@@ -114,7 +114,7 @@ def test_parameters_may_be_left_out_where_no_link_needs_them(name):
     assert_same_bits((updates, state), (expected, after))
 
 
-def test_missing_parameters_are_named():
+def test_what_is_missing_unknown_or_of_another_structure_is_named():
     for tx, message in (
         (sl.adamw(0.1), r"AddDecayedWeights \('add_decayed_weights'\) needs 'params'"),
         (sl.adam(0.1).average(), "Average needs 'params'"),
@@ -123,6 +123,27 @@ def test_missing_parameters_are_named():
         tx = to_optax(tx)
         with pytest.raises(TypeError, match=message + r".*`tx.update\(grads, state, params\)`"):
             tx.update(ones, tx.init(params))
+
+    state = optax.adam(0.1).init(params)
+    given = {"hyperparams": (), "with_hyperparams": ({"b1": 0.5},), "metrics": ()}
+    for name, further in {**given, "eval_params": (params,)}.items():
+        with pytest.raises(TypeError, match=f"`sl.interop.{name}` takes the state of a transform"):
+            getattr(sl.interop, name)(state, *further)
+
+    falling = sl.schedules.linear(1.0, 0.0, 4)
+    structure = r"structure of the state.*`sl.interop.to_optax\(new_tx\)`"
+    for tx, values, message in (
+        (sl.adam(0.1), {"learningrate": 1.0}, "'learningrate' is not known. Candid.*learning_rate"),
+        (sl.adam(0.1), {"b1": 2.0}, r"b1 must be in \[0, 1\)"),
+        (sl.adam(0.1), {"learning_rate": falling}, structure),
+        (sl.sgd(0.1).average(), {"average.decay": 0.9}, structure),
+        (sl.adam(falling), {"learning_rate": 0.1}, "is the schedule"),
+    ):
+        with pytest.raises((KeyError, ValueError), match=message):
+            sl.interop.with_hyperparams(to_optax(tx).init(params), values)
+    state = to_optax(sl.adam(0.1)).init(params)
+    with pytest.raises(TypeError, match=r"`state = sl.interop.with_hyperparams\(state, "):
+        state.hyperparams["b1"] = 0.5
 
 
 class ScaleByLoss(sl.AbstractStatelessTransform):
@@ -174,7 +195,7 @@ def test_declared_extra_arguments_are_passed_and_others_dropped():
         jax.eval_shape(lambda: tx.update(ones, tx.init(params), params, **known)[0])
 
 
-def test_hyperparameters_are_live():
+def test_hyperparameters_are_live_and_found_inside_of_other_states():
     tx = to_optax(sl.adam(0.1))
     update = jax.jit(lambda state: tx.update(ones, state, params))
     start = tx.init(params)
@@ -185,8 +206,6 @@ def test_hyperparameters_are_live():
     state = to_optax(sl.sgd(0.1), hyperparam_dtype="bfloat16").init(params)
     assert sl.interop.hyperparams(state)["learning_rate"].dtype == jnp.bfloat16
 
-
-def test_hyperparameters_are_found_inside_of_other_states():
     tx = optax.chain(optax.clip(1.0), to_optax(sl.adam(sl.schedules.linear(1.0, 0.0, 4))))
     state = {"opt": tx.init(params), "step": 3}
     _, state["opt"] = tx.update(ones, state["opt"], params)
@@ -202,31 +221,6 @@ def test_hyperparameters_are_found_inside_of_other_states():
     with pytest.raises(ValueError, match=message):
         sl.interop.hyperparams(state)
     assert sl.interop.hyperparams(state.inner_states["a"])["learning_rate"] == np.float32(0.1)
-
-
-def test_a_state_that_is_none_is_refused():
-    state = optax.adam(0.1).init(params)
-    given = {"hyperparams": (), "with_hyperparams": ({"b1": 0.5},), "metrics": ()}
-    for name, further in {**given, "eval_params": (params,)}.items():
-        with pytest.raises(TypeError, match=f"`sl.interop.{name}` takes the state of a transform"):
-            getattr(sl.interop, name)(state, *further)
-
-
-def test_unknown_names_invalid_values_and_another_structure_are_refused():
-    falling = sl.schedules.linear(1.0, 0.0, 4)
-    structure = r"structure of the state.*`sl.interop.to_optax\(new_tx\)`"
-    for tx, values, message in (
-        (sl.adam(0.1), {"learningrate": 1.0}, "'learningrate' is not known. Candid.*learning_rate"),
-        (sl.adam(0.1), {"b1": 2.0}, r"b1 must be in \[0, 1\)"),
-        (sl.adam(0.1), {"learning_rate": falling}, structure),
-        (sl.sgd(0.1).average(), {"average.decay": 0.9}, structure),
-        (sl.adam(falling), {"learning_rate": 0.1}, "is the schedule"),
-    ):
-        with pytest.raises((KeyError, ValueError), match=message):
-            sl.interop.with_hyperparams(to_optax(tx).init(params), values)
-    state = to_optax(sl.adam(0.1)).init(params)
-    with pytest.raises(TypeError, match=r"`state = sl.interop.with_hyperparams\(state, "):
-        state.hyperparams["b1"] = 0.5
 
 
 def test_inject_hyperparams_sets_what_it_injects():
@@ -246,7 +240,7 @@ def test_inject_hyperparams_sets_what_it_injects():
         sl.interop.with_hyperparams(state, learning_rate=0.2)
 
 
-def test_gradients_flow_into_arrays_and_into_the_state():
+def test_gradients_flow_into_arrays_and_functions_are_part_of_the_structure():
     fixed = to_optax(sl.sgd(0.1))
 
     def first_updates(rate):
@@ -256,6 +250,14 @@ def test_gradients_flow_into_arrays_and_into_the_state():
         return jnp.stack([updates["w"][0, 0] for updates, _ in both])
 
     assert jax.jacobian(first_updates)(jnp.asarray(0.1)).tolist() == [-1, -1]
+
+    tx = to_optax(Learned(mlp()) | sl.sgd(0.1))
+    state = tx.init(params)
+    assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(state))
+    updates, after = jax.jit(tx.update)(ones, state, params)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    expected, _ = sl.Optimizer(Learned(mlp()) | sl.sgd(0.1), params).update(params, ones)
+    np.testing.assert_allclose(updates["w"], expected["w"], rtol=1e-6)
 
 
 class Learned(sl.AbstractTransform):
@@ -270,17 +272,7 @@ class Learned(sl.AbstractTransform):
         return jax.tree.map(lambda u: u * self.net(jnp.ones(2))[0], updates), state
 
 
-def test_functions_inside_of_a_transform_are_part_of_the_structure():
-    tx = to_optax(Learned(mlp()) | sl.sgd(0.1))
-    state = tx.init(params)
-    assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(state))
-    updates, after = jax.jit(tx.update)(ones, state, params)
-    assert jax.tree.structure(after) == jax.tree.structure(state)
-    expected, _ = sl.Optimizer(Learned(mlp()) | sl.sgd(0.1), params).update(params, ones)
-    np.testing.assert_allclose(updates["w"], expected["w"], rtol=1e-6)
-
-
-def test_chains_partitions_and_masks():
+def test_chains_partitions_and_masks_are_those_of_optax():
     unused = to_optax(sl.sgd(0.5))
     groups = {"adam": to_optax(sl.adam(0.1)), "none": unused, "off": optax.set_to_zero()}
     with lenient():
@@ -296,6 +288,15 @@ def test_chains_partitions_and_masks():
     np.testing.assert_allclose(updates["b"][1], -0.1, rtol=1e-5)
     assert not np.any(updates["b"][0])
     np.testing.assert_allclose(again["w"], -0.2, rtol=1e-5)
+
+    first, second = sl.adam(0.1).mask(matrices), sl.sgd(0.1).mask(~matrices)
+    tx = optax.chain(to_optax(first), to_optax(second))
+    with pytest.warns(UserWarning, match=r"Raw gradients .* `sl.interop.to_optax\(first \| second"):
+        state = tx.init(params)
+    updates, _ = tx.update(ones, state, params)
+    together = to_optax(first | second)
+    expected, _ = together.update(ones, together.init(params), params)
+    assert_same_bits(updates, expected)
 
 
 @pytest.mark.slow
@@ -431,7 +432,7 @@ def test_an_update_compiles_to_the_program_of_an_optimizer(name):
     assert scratch <= usual_scratch
 
 
-def test_what_is_no_transform_is_refused():
+def test_what_is_no_transform_or_an_optimizer_refuses_is_refused():
     for given, message in (
         (sl.Optimizer(sl.adam(0.1), params), r"`sl.interop.to_optax\(opt.transform\)`"),
         (optax.adam(0.1), "is not a transform: .*This is a transform of Optax"),
@@ -440,19 +441,6 @@ def test_what_is_no_transform_is_refused():
         with pytest.raises(TypeError, match=message):
             to_optax(given)
 
-
-def test_masked_links_are_links_of_optax_s_chains_too():
-    first, second = sl.adam(0.1).mask(matrices), sl.sgd(0.1).mask(~matrices)
-    tx = optax.chain(to_optax(first), to_optax(second))
-    with pytest.warns(UserWarning, match=r"Raw gradients .* `sl.interop.to_optax\(first \| second"):
-        state = tx.init(params)
-    updates, _ = tx.update(ones, state, params)
-    together = to_optax(first | second)
-    expected, _ = together.update(ones, together.init(params), params)
-    assert_same_bits(updates, expected)
-
-
-def test_what_an_optimizer_refuses_is_refused():
     with pytest.raises(ValueError, match="There is nothing to train"):
         to_optax(sl.adam(0.1)).init({"w": 1.0})
     tx = to_optax(sl.adam(0.1))
@@ -461,8 +449,6 @@ def test_what_an_optimizer_refuses_is_refused():
     with pytest.raises(TypeError, match=r"`tx.update\(grads, state, params\)`"):
         tx.update(params, ones, tx.init(params))
 
-
-def test_errors_of_guards_are_raised_outside_of_jit():
     tx = to_optax(sl.adam(0.1).if_finite(0, on_limit="raise"))
     bad = jax.tree.map(lambda p: p * jnp.nan, params)
     _, state = jax.jit(tx.update)(bad, tx.init(params), params)

@@ -13,7 +13,7 @@ from slalom.schedules.averages import exponent, synthesis_weights
 power = sl.schedules.power_average
 
 
-def test_exponents_and_weights_are_those_of_the_authors_code():
+def test_weights_are_those_of_the_authors_code_and_powers_of_the_step():
     expected = [16.972199, 6.937204, 3.557869]
     np.testing.assert_allclose([exponent(s) for s in (0.05, 0.1, 0.15)], expected, atol=5e-7)
     # Karras et al., edm2 `training/phema.py`, divided by their sum.
@@ -24,8 +24,6 @@ def test_exponents_and_weights_are_those_of_the_authors_code():
     weights = synthesis_weights(snapshots, 50.0, 0.1)
     np.testing.assert_allclose(weights, [0, 1, 0, 0], rtol=0, atol=1e-9)
 
-
-def test_a_power_average_weighs_steps_by_a_power():
     # The golden values of the authors' update.
     tx = sl.sgd(1.0).average(power(0.1))
     model = {"w": jnp.zeros(())}

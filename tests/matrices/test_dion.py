@@ -94,7 +94,7 @@ def test_dion_follows_its_equations(case):
 
 
 @pytest.mark.slow
-def test_the_size_of_gradients_does_not_matter():
+def test_the_scale_of_an_update_does_not_depend_on_the_size_of_gradients():
     tx = sl.contrib.ScaleByDion(0.5, layout="oi")
     grads = drawn(3, 8, 6, dtype=np.float32)
     q = drawn(6, 3, seed=1)
@@ -103,8 +103,15 @@ def test_the_size_of_gradients_does_not_matter():
         got, _ = run(tx, np.float32(size) * grads, q)
         np.testing.assert_allclose(got, want, atol=1e-5, err_msg=f"{size}")
 
+    q = drawn(3, 1)
+    want, _ = run(sl.contrib.ScaleByDion(0.5, scale=None, layout="oi"), GRADS[:1], q)
+    scales = {"spectral": (2 / 3) ** 0.5, "original": 1.0, "match_rms_adamw": 0.2 * 6**0.5}
+    for scale, factor in scales.items():
+        got, _ = run(sl.contrib.ScaleByDion(0.5, scale=scale, layout="oi"), GRADS[:1], q)
+        np.testing.assert_allclose(got, factor * want, rtol=1e-6, err_msg=scale)
 
-def test_zeros_stay_zeros_and_keep_the_basis():
+
+def test_the_first_basis_follows_from_key_path_and_rank_and_zeros_keep_it():
     tx = sl.contrib.ScaleByDion(0.5, layout="oi")
     zeros = jnp.zeros((4, 6))
     before = tx.init(zeros)
@@ -112,6 +119,20 @@ def test_zeros_stay_zeros_and_keep_the_basis():
     np.testing.assert_array_equal(update, 0)
     np.testing.assert_array_equal(after.mu, 0)
     np.testing.assert_array_equal(after.basis, before.basis)
+
+    ranks = {0.1: 3, 1 / 3: 10, 0.25: 8, 1e-6: 1, 1.0: 30}
+    assert {fraction: sl.contrib.ScaleByDion(fraction).rank(30, 40) for fraction in ranks} == ranks
+    assert sl.contrib.ScaleByDion(1).rank(30, 40) == 30
+    assert sl.contrib.ScaleByDion(0.1).rank(40, 0) == 0
+
+    params = {"a": jnp.ones((4, 4)), "b": jnp.ones((4, 4))}
+    where = {sl.where.everything(): "oi"}
+    state = sl.contrib.ScaleByDion(layout=where).init(params)
+    again = sl.contrib.ScaleByDion(key=jax.random.key(0), layout=where).init({"b": params["b"]})
+    other = sl.contrib.ScaleByDion(key=1, layout=where).init(params)
+    np.testing.assert_array_equal(state.basis["b"], again.basis["b"])
+    assert not jnp.allclose(state.basis["a"], state.basis["b"])
+    assert not jnp.allclose(state.basis["b"], other.basis["b"])
 
 
 @pytest.mark.slow
@@ -141,31 +162,3 @@ def test_nearly_dependent_columns_are_as_accurate_as_those_of_a_decomposition():
     householder = p @ (r / np.linalg.norm(r, axis=0)).T
     want, _ = by_equations([g.astype(np.float64)], q.astype(np.float64), 0.95)
     assert np.abs(got - want).max() <= 2 * np.abs(householder - want).max() + 1e-6
-
-
-@pytest.mark.slow
-def test_the_scale_of_an_update():
-    q = drawn(3, 1)
-    want, _ = run(sl.contrib.ScaleByDion(0.5, scale=None, layout="oi"), GRADS[:1], q)
-    scales = {"spectral": (2 / 3) ** 0.5, "original": 1.0, "match_rms_adamw": 0.2 * 6**0.5}
-    for scale, factor in scales.items():
-        got, _ = run(sl.contrib.ScaleByDion(0.5, scale=scale, layout="oi"), GRADS[:1], q)
-        np.testing.assert_allclose(got, factor * want, rtol=1e-6, err_msg=scale)
-
-
-def test_the_rank_is_a_share_of_the_shorter_side():
-    ranks = {0.1: 3, 1 / 3: 10, 0.25: 8, 1e-6: 1, 1.0: 30}
-    assert {fraction: sl.contrib.ScaleByDion(fraction).rank(30, 40) for fraction in ranks} == ranks
-    assert sl.contrib.ScaleByDion(1).rank(30, 40) == 30
-    assert sl.contrib.ScaleByDion(0.1).rank(40, 0) == 0
-
-
-def test_the_first_basis_follows_from_the_key_and_the_path():
-    params = {"a": jnp.ones((4, 4)), "b": jnp.ones((4, 4))}
-    where = {sl.where.everything(): "oi"}
-    state = sl.contrib.ScaleByDion(layout=where).init(params)
-    again = sl.contrib.ScaleByDion(key=jax.random.key(0), layout=where).init({"b": params["b"]})
-    other = sl.contrib.ScaleByDion(key=1, layout=where).init(params)
-    np.testing.assert_array_equal(state.basis["b"], again.basis["b"])
-    assert not jnp.allclose(state.basis["a"], state.basis["b"])
-    assert not jnp.allclose(state.basis["b"], other.basis["b"])

@@ -108,7 +108,7 @@ def shapes(tx, params):
     return jax.tree.map(jnp.shape, tx.init(params).nu, is_leaf=eqx.is_array)
 
 
-def test_rows_and_columns_are_those_of_the_layer():
+def test_known_layers_are_outputs_times_inputs():
     tx = sl.ScaleByFactoredRms(min_dim_size_to_factor=2)
     conv = drawn(lambda: eqx.nn.Conv2d(3, 4, 8, key=keys[0]))
     # Outputs and inputs, although the kernel is longer in both directions.
@@ -128,6 +128,19 @@ def test_rows_and_columns_are_those_of_the_layer():
     assert {x.dtype for x in jax.tree.leaves(state.nu)} == {jnp.dtype("float32")}
     updates, _ = tx.update(zeros, state, zeros, sl.Context(step=0))
     assert not any(u.any() for u in jax.tree.leaves(updates))
+
+    found = dict(zip(leaf_paths(drawn(zoo)), matrices(drawn(zoo)), strict=True))
+    assert {found.pop(path) for path in [*found] if "bias" in path} == {"a vector"}
+    assert found == {
+        **{f"attention.{x}_proj.weight": "4 × 4" for x in ("query", "key", "value", "output")},
+        "conv2.weight": "4 × 6",
+        "conv3.weight": "2 of 3 × 16",
+        "embedding.weight": "an embedding",
+        "gru.weight_ih": "9 × 2",
+        "gru.weight_hh": "9 × 3",
+        "linear.weight": "4 × 3",
+        "transposed.weight": "3 × 8",
+    }
 
 
 def test_steps_that_do_not_count_leave_the_first_decay_at_zero():
@@ -190,21 +203,6 @@ def test_a_module_states_the_layout_of_its_arrays_and_of_those_inside():
     assert matrices(drawn(stated), told)[1::5] == ["4 × 5", "2 of 6 × 2"]
 
 
-def test_known_layers_are_outputs_times_inputs():
-    found = dict(zip(leaf_paths(drawn(zoo)), matrices(drawn(zoo)), strict=True))
-    assert {found.pop(path) for path in [*found] if "bias" in path} == {"a vector"}
-    assert found == {
-        **{f"attention.{x}_proj.weight": "4 × 4" for x in ("query", "key", "value", "output")},
-        "conv2.weight": "4 × 6",
-        "conv3.weight": "2 of 3 × 16",
-        "embedding.weight": "an embedding",
-        "gru.weight_ih": "9 × 2",
-        "gru.weight_hh": "9 × 3",
-        "linear.weight": "4 × 3",
-        "transposed.weight": "3 × 8",
-    }
-
-
 GROUPED = [
     (layer, axes, groups)
     for layer in (eqx.nn.Conv, eqx.nn.ConvTranspose)
@@ -264,7 +262,13 @@ def test_a_grouped_convolution_is_updated_as_its_parts_are(name):
         assert_close(parts(*kind, updated(whole, grads)), apart, rtol=1e-4, atol=2e-5)
 
 
-def test_heads_are_matrices_on_request():
+def test_plain_arrays_stacks_and_heads_are_read_as_matrices():
+    shapes = [(), (3,), (1, 3), (3, 2), (2, 3, 4), (2, 2, 3, 4), (2,) * 6]
+    unknown = [f"an array with {axes} axes of unknown layout" for axes in (3, 4, 6)]
+    known = ["a scalar", "a vector", "a vector", "2 × 3"]
+    assert matrices([jnp.ones(shape) for shape in shapes]) == known + unknown
+    assert matrices({"w": jnp.ones((2, 2, 3, 4))}, "kkio") == ["4 × 12"]
+
     attention = drawn(lambda: eqx.nn.MultiheadAttention(2, 4, 3, qk_size=5, key=keys[1]))
     assert matrices(attention, "heads") == ["2 of 5 × 4", "2 of 5 × 3", "2 of 2 × 4", "2 of 4 × 2"]
     query, _, _, output = layouts(attention, as_layout("heads"))
@@ -275,13 +279,9 @@ def test_heads_are_matrices_on_request():
         output.matrix.read(attention.output_proj.weight)[1], attention.output_proj.weight[:, 2:]
     )
 
-
-def test_plain_arrays_are_read_as_optax_reads_them():
-    shapes = [(), (3,), (1, 3), (3, 2), (2, 3, 4), (2, 2, 3, 4), (2,) * 6]
-    unknown = [f"an array with {axes} axes of unknown layout" for axes in (3, 4, 6)]
-    known = ["a scalar", "a vector", "a vector", "2 × 3"]
-    assert matrices([jnp.ones(shape) for shape in shapes]) == known + unknown
-    assert matrices({"w": jnp.ones((2, 2, 3, 4))}, "kkio") == ["4 × 12"]
+    stack = drawn(lambda: eqx.filter_vmap(lambda k: eqx.nn.Linear(3, 4, key=k))(keys[:5]))
+    assert matrices(stack) == ["5 of 4 × 3", "a vector"]
+    np.testing.assert_array_equal(layouts(stack)[0].matrix.read(stack.weight), stack.weight)
 
 
 def test_a_layer_that_is_tied_to_an_embedding_is_no_matrix():
@@ -315,12 +315,6 @@ def test_what_is_written_is_what_was_read():
             assert next(units) == next(units), layout
 
 
-def test_a_stack_is_a_batch_of_matrices():
-    stack = drawn(lambda: eqx.filter_vmap(lambda k: eqx.nn.Linear(3, 4, key=k))(keys[:5]))
-    assert matrices(stack) == ["5 of 4 × 3", "a vector"]
-    np.testing.assert_array_equal(layouts(stack)[0].matrix.read(stack.weight), stack.weight)
-
-
 RULES_WITH_LAYOUT = {
     name: public
     for name, public in (vars(sl) | vars(sl.contrib)).items()
@@ -330,7 +324,7 @@ for name in ("mup", "transfer"):  # they take a model, and build no module with 
     del RULES_WITH_LAYOUT[name]
 
 
-def test_a_layout_may_have_several_selectors():
+def test_layouts_have_several_selectors_print_as_data_and_are_noted():
     w1, w2, rest = sl.where.path("w1"), sl.where.path("w2") | sl.where.regex("v"), sl.where.ndim(2)
     for name, rule in RULES_WITH_LAYOUT.items():
         parameters = inspect.signature(rule).parameters.values()
@@ -343,14 +337,18 @@ def test_a_layout_may_have_several_selectors():
         first = next(layout for layout in found if layout is not None)
         assert first.cases == ((w1, "io"), (w2, "oi"), (rest, "io")), name
 
-
-def test_a_layout_prints_and_compares_as_data():
     tx = sl.UnitwiseClip(1.0, layout={sl.where.path("w"): "(3o)i"})
     assert repr(tx) == "sl.UnitwiseClip(1.0, layout={sl.where.path('w'): '(3o)i'})"
     assert eval(repr(tx), {"sl": sl}) == tx
     told = sl.where.matrix("oi")
     assert eval(repr(told), {"sl": sl}) == told
     assert sl.where.matrix({sl.where.path("w"): "oi"}).evaluate([]) == []
+
+    tx = sl.UnitwiseClip(0.1, layout={sl.where.path("v"): "oi"}) | sl.sgd(0.1)
+    with pytest.raises(ValueError, match=r"sl.where.path\('v'\) matches no parameter"):
+        sl.Optimizer(tx, {"w": jnp.ones((2, 2))})
+    notes = sl.Orthogonalize(layout="i(4:1:1o)").notes({"w": jnp.ones((3, 5, 12))})
+    assert notes == ("3 of 8 × 5 and 3 of 2 × 5 and 3 of 2 × 5",)
 
 
 LETTERS = (
@@ -414,14 +412,3 @@ def test_the_whole_message(bad, message):
     with pytest.raises((TypeError, ValueError)) as error:
         bad()
     assert str(error.value) == message
-
-
-def test_a_selector_that_matches_nothing_is_refused_at_binding():
-    tx = sl.UnitwiseClip(0.1, layout={sl.where.path("v"): "oi"}) | sl.sgd(0.1)
-    with pytest.raises(ValueError, match=r"sl.where.path\('v'\) matches no parameter"):
-        sl.Optimizer(tx, {"w": jnp.ones((2, 2))})
-
-
-def test_notes_count_the_matrices_of_stacks_and_blocks():
-    notes = sl.Orthogonalize(layout="i(4:1:1o)").notes({"w": jnp.ones((3, 5, 12))})
-    assert notes == ("3 of 8 × 5 and 3 of 2 × 5 and 3 of 2 × 5",)

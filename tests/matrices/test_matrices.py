@@ -68,7 +68,7 @@ def best_odd_quintic(low, high):
     return np.array([a, b, c])
 
 
-def test_the_coefficients_of_polar_express_are_those_of_its_derivation():
+def test_coefficients_are_those_of_their_derivation_and_of_the_original_code():
     # With the margin and the cushion of the published set, on singular values from 1e-3 to 1.
     margin, cushion, low, high, found = 1.02, 0.02, 1e-3, 1.0, []
     powers = np.array([1, 3, 5])
@@ -84,8 +84,6 @@ def test_the_coefficients_of_polar_express_are_those_of_its_derivation():
     mapped = polynomial(np.array([0.001, 0.01, 0.1, 0.5, 1 / margin]), "polar_express", 5)
     np.testing.assert_allclose(mapped, [0.8589, 1.0271, 1.0592, 0.9106, 0.9035], atol=5e-5)
 
-
-def test_the_numbers_of_the_original_code_and_one_step_of_keras():
     x = jnp.array([[0.2499, 0.9105], [0.2655, 0.8824]])
     got = apply(sl.Orthogonalize(), x)
     np.testing.assert_allclose(got, [[-0.4419, 0.6456], [0.7282, 0.2970]], atol=1e-4)
@@ -281,12 +279,20 @@ def test_everything_goes_where_it_belongs():
     assert "4 of 4 × 4" in str(opt.describe(model))
 
 
-def test_an_option_that_differs_is_printed():
+def test_an_option_that_differs_is_printed_and_an_unknown_layout_named():
     tx = sl.Orthogonalize([(1.5, -0.5, 0), (1, 2, 3)], 2, compute_dtype="bfloat16")
     coefficients = "ns_coeffs=((1.5, -0.5, 0.0), (1.0, 2.0, 3.0))"
     options = coefficients, "ns_steps=2", "compute_dtype='bfloat16'"
     assert repr(tx) == "sl.Orthogonalize(\n    " + ",\n    ".join(options) + "\n)"
     assert eval(repr(tx), {"sl": sl}) == tx
+
+    class Mine(eqx.Module):
+        weight: jax.Array
+
+    model = Mine(jnp.ones((2, 3)))
+    with pytest.warns(UserWarning, match="Orthogonalize does not know how Mine stores 'weight'"):
+        sl.Optimizer(sl.muon(0.1), model)
+    sl.Optimizer(sl.muon(0.1, scale=None), model)  # which of the two comes first is all the same
 
 
 OTHER = (
@@ -340,16 +346,6 @@ def test_messages_are_as_stated_to_the_last_word(bad, message):
     with pytest.raises(ValueError) as error:  # noqa: PT011  the whole text is compared
         bad()
     assert str(error.value) == message
-
-
-def test_a_module_of_unknown_layout_is_named_where_it_counts():
-    class Mine(eqx.Module):
-        weight: jax.Array
-
-    model = Mine(jnp.ones((2, 3)))
-    with pytest.warns(UserWarning, match="Orthogonalize does not know how Mine stores 'weight'"):
-        sl.Optimizer(sl.muon(0.1), model)
-    sl.Optimizer(sl.muon(0.1, scale=None), model)  # which of the two comes first is all the same
 
 
 @pytest.mark.slow

@@ -115,7 +115,7 @@ def test_the_mesh_may_come_from_set_mesh():
         np.testing.assert_allclose(got[name], want[name], atol=2e-6)
 
 
-def test_no_more_devices_take_part_than_finish_earlier():
+def test_no_more_devices_take_part_than_finish_earlier_and_the_idle_are_told():
     mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
     place = Placement(mesh, ())
     free = {n: distribution(place, (None, None), n) for n in (1, 2, 4, 8, 12, 16)}
@@ -125,8 +125,6 @@ def test_no_more_devices_take_part_than_finish_earlier():
     assert free[12].busy == 0.75
     assert distribution(place, ("model", None), 3) == (("data",), 8, 3 / 8)
 
-
-def test_the_idle_share_is_described():
     _, params = make(P("data", None), AxisType.Auto)
     opt = sl.Optimizer(sl.muon(0.1), params)
     devices = jax.device_count()

@@ -66,7 +66,7 @@ def test_a_rule_for_matrices_is_its_formula_for_each_of_a_stack():
 
 
 @pytest.mark.slow
-def test_each_leaf_may_be_due_by_itself():
+def test_each_leaf_may_be_due_by_itself_with_keys_and_sums_of_its_own():
     params = {"a": drawn(3, 4), "b": drawn(3, 4)}
     tx = Whiten(every=10)
     _, state = tx.update(params, tx.init(params))
@@ -74,6 +74,15 @@ def test_each_leaf_may_be_due_by_itself():
     _, new = tx.update(params, eqx.tree_at(lambda s: s.age, state, ages))
     assert jnp.any(new.root["a"][0] != state.root["a"][0])
     assert jnp.all(new.root["b"][0] == state.root["b"][0])
+
+    params = {"a": jnp.ones((2, 3, 4)), "b": jnp.ones((2, 3, 4))}
+    tx = Noisy(layout="soi")
+    updates, _ = tx.update(params, tx.init(params))
+    noise = [m - 48**-0.5 for x in updates.values() for m in x]
+    assert len({round(float(x[0, 0]), 5) for x in noise}) == 4
+    expected = jax.random.fold_in(jax.random.key(0), 0xE8B7BE43)  # the CRC-32 of "a"
+    expected = jax.random.normal(jax.random.fold_in(expected, 1), (3, 4))
+    np.testing.assert_allclose(noise[1], expected, atol=1e-5)
 
 
 class Noisy(sl.AbstractRule):
@@ -92,15 +101,3 @@ class Noisy(sl.AbstractRule):
 
     def direction(self, g, leaf):
         return g / self.size + jax.random.normal(self.key, g.shape)
-
-
-@pytest.mark.slow
-def test_each_matrix_has_a_key_of_its_own_and_its_part_in_sums():
-    params = {"a": jnp.ones((2, 3, 4)), "b": jnp.ones((2, 3, 4))}
-    tx = Noisy(layout="soi")
-    updates, _ = tx.update(params, tx.init(params))
-    noise = [m - 48**-0.5 for x in updates.values() for m in x]
-    assert len({round(float(x[0, 0]), 5) for x in noise}) == 4
-    expected = jax.random.fold_in(jax.random.key(0), 0xE8B7BE43)  # the CRC-32 of "a"
-    expected = jax.random.normal(jax.random.fold_in(expected, 1), (3, 4))
-    np.testing.assert_allclose(noise[1], expected, atol=1e-5)

@@ -23,7 +23,7 @@ def after_decay(rule, rate, weight_decay):
     return rule | sl.AddDecayedWeights(weight_decay) | sl.ScaleByLearningRate(rate)
 
 
-def test_ada_muon_gives_known_numbers():
+def test_relatives_of_muon_give_known_numbers():
     rule = (
         MEAN
         | sl.ScaleBySign()
@@ -34,8 +34,6 @@ def test_ada_muon_gives_known_numbers():
     wanted = [[0.491509, -0.999915, 1.499398], [1.990909, 0.250215, -0.757700]]
     np.testing.assert_allclose(second, wanted, atol=3e-6)
 
-
-def test_mars_m_gives_known_numbers():
     rule = (
         sl.contrib.CorrectByMars(layout="oi")
         | sl.Ema(0.95, debias=False)
@@ -53,17 +51,15 @@ def test_mars_m_gives_known_numbers():
     np.testing.assert_allclose(updates[0], GRADS[0] / jnp.linalg.norm(GRADS[0]), rtol=1e-6)
     np.testing.assert_allclose(updates[1], stack[1], rtol=1e-6)
 
-
-AURORA = sl.Orthogonalize((2.0, -1.5, 0.5), 12, balance=2, layout="oi")
-balanced = jax.jit(lambda g: AURORA.update(g, None)[0])
-
-
-def test_aurora_gives_known_numbers():
     (first,) = path(after_decay(MEAN | AURORA, 0.05, 0.025), 1)
     wanted = [[0.464590, -1.034120, 1.504371], [1.973302, 0.266340, -0.789524]]
     np.testing.assert_allclose(first, wanted, atol=3e-6)
     squares = jnp.sum(balanced(GRADS[0]) ** 2, axis=0)
     np.testing.assert_allclose(squares, [0.718202, 0.611328, 0.670470], atol=1e-5)
+
+
+AURORA = sl.Orthogonalize((2.0, -1.5, 0.5), 12, balance=2, layout="oi")
+balanced = jax.jit(lambda g: AURORA.update(g, None)[0])
 
 
 def test_balanced_updates_do_not_depend_on_the_size_of_gradients_and_keep_zeros():
@@ -85,7 +81,7 @@ W = jnp.diag(jnp.array([3.0, 4.0]))
 OUTWARD = -jnp.ones((2, 2))
 
 
-def test_the_brake_and_the_pin_give_known_numbers():
+def test_the_brake_and_the_pin_give_known_numbers_however_small_the_step():
     # From the equations of modded-nanogpt's record: a step outwards, of which half is taken.
     tx = (
         sl.contrib.RadialBrake(layout="oi")
@@ -103,8 +99,6 @@ def test_the_brake_and_the_pin_give_known_numbers():
     tangent, _ = brake.update(OUTWARD, None, W)
     np.testing.assert_allclose(jnp.sum(tangent * W), 0, atol=1e-5)
 
-
-def test_the_pin_keeps_the_radius_of_a_tangent_step_however_small():
     tangent = jnp.array([[0.0, 1.0], [-1.0, 0.0]])
     pin = sl.contrib.PinRadius(layout="oi")
     np.testing.assert_allclose(jnp.linalg.norm(W + pin.update(tangent, None, W)[0]), 5, rtol=1e-6)
@@ -113,7 +107,7 @@ def test_the_pin_keeps_the_radius_of_a_tangent_step_however_small():
     np.testing.assert_array_equal(pin.update(tangent, None, 0 * W)[0], tangent)
 
 
-def test_a_floor_is_for_each_row_or_for_each_matrix():
+def test_floors_are_for_rows_or_matrices_and_sizes_may_be_extreme():
     w = np.array([[3.0, 4.0], [0.0, 0.0], [0.6, 0.8]], np.float32)
     u = np.array([[0.1, 0.0], [0.2, 0.0], [5.0, 0.0]], np.float32)
     rows, _ = sl.contrib.UpdateFloor(0.5, layout="oi").update(jnp.asarray(u), None, jnp.asarray(w))
@@ -123,8 +117,6 @@ def test_a_floor_is_for_each_row_or_for_each_matrix():
     wanted = u * 2 * np.linalg.norm(w) / np.linalg.norm(u)
     np.testing.assert_allclose(found, np.stack([wanted, 0 * u]), rtol=1e-6)
 
-
-def test_sizes_may_be_extreme():
     for tx in (
         sl.contrib.RadialBrake(layout="oi"),
         sl.contrib.PinRadius(layout="oi"),

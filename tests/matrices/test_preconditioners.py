@@ -18,7 +18,7 @@ def cautious(updates, grads, **options):
     return sl.Cautious(**options).update(updates, None, context=context)[0]
 
 
-def test_cautious_drops_what_points_against_the_gradient_and_scales_up_the_rest():
+def test_cautious_drops_what_points_against_the_gradient():
     random = np.random.default_rng(0)
     u, g = random.standard_normal((2, 3, 5)).astype(np.float32)
     g[0, 0] = 0
@@ -34,8 +34,6 @@ def test_cautious_drops_what_points_against_the_gradient_and_scales_up_the_rest(
     one = jnp.ones(4000).at[1:].set(-1.0)
     np.testing.assert_allclose(cautious(one, jnp.ones(4000))[0], 1000, rtol=1e-6)
 
-
-def test_cautious_compares_tiny_and_huge_numbers_and_takes_complex_ones_as_vectors():
     for dtype in ("bfloat16", "float16", "float32"):
         limits = jnp.finfo(dtype)
         x = jnp.array([limits.tiny, limits.tiny, limits.max, limits.max], dtype)
@@ -46,21 +44,17 @@ def test_cautious_compares_tiny_and_huge_numbers_and_takes_complex_ones_as_vecto
     g = jnp.array([2 - 1j, -2 + 1j, 1e-30j, -1e30 + 0j])
     np.testing.assert_array_equal(cautious(u, g, min_fraction=1.0), u.at[1].set(0).at[3].set(0))
 
-
-def test_cautious_asks_for_the_gradient_by_name():
     params = {"w": jnp.ones(2)}
     opt = sl.Optimizer(sl.ScaleByAdam() | sl.Cautious() | sl.Scale(-0.1), params)
     with pytest.raises(TypeError, match=r"Cautious.*needs 'grad'.*grad=grads"):
         opt.step(params, params)
 
-
-def test_cautious_decay_shrinks_only_what_the_update_shrinks():
     u, p = jnp.array([1.0, 1.0, 0.0, -1.0]), jnp.array([2.0, -2.0, 2.0, -2.0])
     link = sl.AddDecayedWeights(0.1, cautious=True)
     np.testing.assert_allclose(link.update(u, None, p)[0], [1.2, 1.0, 0.0, -1.2], rtol=1e-6)
 
 
-def test_a_projection_to_the_norm_is_finite():
+def test_a_projection_to_the_norm_is_finite_and_a_reset_takes_the_present_one():
     params = jnp.array([3.0, 4.0])
     start = sl.Optimizer(sl.Scale(-1.0) | sl.KeepInitialNorm(), params)
     for size in (0.0, 1e-30, 1e18, 1e30, 3e38):
@@ -74,8 +68,6 @@ def test_a_projection_to_the_norm_is_finite():
     free, _ = sl.Optimizer(start.transform, 0 * params).step(0 * params, params)
     np.testing.assert_allclose(free, -params)
 
-
-def test_a_reset_takes_the_norm_of_the_present_parameters():
     params = {"a": jnp.ones(4), "b": jnp.ones(9)}
     opt = sl.Optimizer(sl.sgd(0.1) | sl.KeepInitialNorm(), params)
     larger = jax.tree.map(lambda x: 2 * x, params)
@@ -339,7 +331,7 @@ def test_blocks_walk_the_paths_of_separate_matrices(x64):
             np.testing.assert_allclose(ours[:, rows, columns], alone, rtol=1e-7, atol=1e-9)
 
 
-def test_shampoo_after_zeros_alone_leaves_gradients_as_they_are():
+def test_shampoo_leaves_gradients_after_zeros_and_frequencies_are_schedules():
     # As below a last layer that starts at zero.
     tx, g = sl.ScaleByShampoo(precondition_frequency=10), jnp.linspace(-1, 1, 6).reshape(2, 3)
     update = jax.jit(tx.update)
@@ -347,14 +339,10 @@ def test_shampoo_after_zeros_alone_leaves_gradients_as_they_are():
     updates, _ = update(g, state, g)
     np.testing.assert_allclose(updates, g, rtol=1e-6)
 
-
-def test_a_vector_is_refused_by_name():
     for name in ("ScaleBySoap", "ScaleByKlSoap", "ScaleBySplus", "ScaleByKron", "ScaleByShampoo"):
         with pytest.raises(ValueError, match=f"{name} takes matrices, and 'b' is a vector"):
             sl.Optimizer(public(name)(), {"w": jnp.ones((3, 2)), "b": jnp.ones(2)})
 
-
-def test_the_frequency_is_a_count_or_a_schedule():
     params = {"w": jnp.ones((3, 2))}
     for rule in (sl.ScaleBySoap, sl.ScaleByShampoo):
         field = f"{rule.__name__}.precondition_frequency"

@@ -129,7 +129,7 @@ def test_keys_decide_the_orders_and_the_draws():
         np.testing.assert_array_equal(run(make(jax.random.key_data(jax.random.key(2)))), results[2])
 
 
-def test_relobralo_is_that_of_its_authors():
+def test_relobralo_is_that_of_its_authors_and_forgets_its_first_weights():
     for rho, expected in ((1.0, [0.999069, 1.000931]), (0.0, [0.094826, 1.905174])):
         combination = sl.combine.ReLoBRaLo(temperature=0.1, rho=rho)
         state = combination.init(2)
@@ -139,6 +139,13 @@ def test_relobralo_is_that_of_its_authors():
         state = eqx.tree_at(lambda s: s.weights, state, jnp.ones(2))
         weights, _ = combination.at_step(Terms(jnp.array([2.0, 4.0])), state, None)
         np.testing.assert_allclose(weights, expected, atol=1e-6)
+
+    combination = sl.combine.ReLoBRaLo(temperature=0.1)
+    first, second = jnp.array([4.0, 5.0]), jnp.array([3.0, 4.5])
+    weights, state = combination.at_step(Terms(first), combination.init(2), None)
+    np.testing.assert_array_equal(weights, 1)
+    weights, _ = combination.at_step(Terms(second), state, None)
+    np.testing.assert_allclose(weights, 2 * jax.nn.softmax(10 * second / first), rtol=1e-5)
 
 
 def loss_fn(model, x):
@@ -152,13 +159,22 @@ MODEL = {"w": jnp.array([0.5, -0.2, 0.1]), "b": jnp.array(0.3)}
 X = jnp.linspace(-1, 1, 12).reshape(4, 3)
 
 
-def test_a_dict_of_losses_is_summed():
+def test_a_dict_of_losses_is_summed_and_a_window_combines_its_mean_terms():
     step = sl.train_step(loss_fn)
     summed = sl.train_step(lambda model, x: sum(loss_fn(model, x).values()))
     tx = sl.sgd(0.1)
     ours = step(MODEL, sl.Optimizer(tx, MODEL), X)
     theirs = summed(MODEL, sl.Optimizer(tx, MODEL), X)
     assert_close(ours, theirs, rtol=1e-6)
+
+    tx = sl.sgd(0.1).combine(sl.combine.ReLoBRaLo(), NAMES).every_k(2)
+    step = sl.train_step(lambda m, x: {"first": m * x, "second": m**2 * x})
+    model, opt = jnp.array(1.0), sl.Optimizer(tx, jnp.array(1.0))
+    for x in (0.25, 0.75):
+        model, opt, _ = step(model, opt, jnp.array(x))
+    np.testing.assert_allclose(opt.metrics["terms.first"], 0.5)
+    np.testing.assert_allclose(opt.state.inner.combination.last, [0.5, 0.5])
+    np.testing.assert_allclose(model, 1 - 0.1 * (0.5 + 2 * 0.5), rtol=1e-6)
 
 
 def test_a_step_is_along_the_combined_gradient():
@@ -233,17 +249,6 @@ def test_weights_are_those_of_the_gradients_that_the_transform_uses(name):
         np.testing.assert_allclose(new["b"], model["b"] - rate * sum(g["b"] for g in rows))
 
 
-def test_a_window_combines_its_mean_terms():
-    tx = sl.sgd(0.1).combine(sl.combine.ReLoBRaLo(), NAMES).every_k(2)
-    step = sl.train_step(lambda m, x: {"first": m * x, "second": m**2 * x})
-    model, opt = jnp.array(1.0), sl.Optimizer(tx, jnp.array(1.0))
-    for x in (0.25, 0.75):
-        model, opt, _ = step(model, opt, jnp.array(x))
-    np.testing.assert_allclose(opt.metrics["terms.first"], 0.5)
-    np.testing.assert_allclose(opt.state.inner.combination.last, [0.5, 0.5])
-    np.testing.assert_allclose(model, 1 - 0.1 * (0.5 + 2 * 0.5), rtol=1e-6)
-
-
 @pytest.mark.slow
 def test_weights_that_adapt_are_carried_and_fixed_ones_do_not_recompile():
     traces = []
@@ -283,12 +288,3 @@ def test_the_gradients_of_the_terms_are_not_all_in_memory():
     params = sum(w.nbytes for w in model)
     # Those of both terms would take 2.
     assert compiled.memory_analysis().temp_size_in_bytes / params < 0.6
-
-
-def test_the_second_weights_of_relobralo_forget_the_first_ones():
-    combination = sl.combine.ReLoBRaLo(temperature=0.1)
-    first, second = jnp.array([4.0, 5.0]), jnp.array([3.0, 4.5])
-    weights, state = combination.at_step(Terms(first), combination.init(2), None)
-    np.testing.assert_array_equal(weights, 1)
-    weights, _ = combination.at_step(Terms(second), state, None)
-    np.testing.assert_allclose(weights, 2 * jax.nn.softmax(10 * second / first), rtol=1e-5)

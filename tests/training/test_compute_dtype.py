@@ -140,7 +140,7 @@ def test_the_loss_of_rules_that_call_it_is_computed_in_it_too():
     assert seen == {np.dtype(jnp.bfloat16)}
 
 
-def test_equal_dtypes_share_one_program_and_print_by_name():
+def test_equal_dtypes_share_one_program_and_float16_without_a_scale_warns():
     traces = []
 
     def loss_of(model, x, y):
@@ -153,6 +153,12 @@ def test_equal_dtypes_share_one_program_and_print_by_name():
         assert repr(step) == "sl.train_step(loss_of, compute_dtype='bfloat16')"
     assert len(traces) == 1
 
+    step = sl.train_step(lambda m: jnp.sum(m["a"] ** 2), compute_dtype="float16")
+    model = {"a": jnp.ones(3)}
+    with pytest.warns(UserWarning, match=r"gradients below 6e-8 become 0. Write `tx.scale_loss"):
+        step(model, sl.Optimizer(sl.sgd(0.1), model))
+    step(model, sl.Optimizer(sl.sgd(0.1).scale_loss(), model))
+
 
 @pytest.mark.slow
 def test_per_example_gradients_and_donation():
@@ -164,11 +170,3 @@ def test_per_example_gradients_and_donation():
         model, _, _ = step(model, sl.Optimizer(tx, model), x, y)
         models.append(eqx.filter(model, eqx.is_array))
     assert_same_bits(*models)
-
-
-def test_float16_without_a_scale_of_the_loss_warns():
-    step = sl.train_step(lambda m: jnp.sum(m["a"] ** 2), compute_dtype="float16")
-    model = {"a": jnp.ones(3)}
-    with pytest.warns(UserWarning, match=r"gradients below 6e-8 become 0. Write `tx.scale_loss"):
-        step(model, sl.Optimizer(sl.sgd(0.1), model))
-    step(model, sl.Optimizer(sl.sgd(0.1).scale_loss(), model))

@@ -70,12 +70,10 @@ MARKED = {
 }
 
 
-def test_a_class_freezes_what_it_states():
+def test_marks_freeze_through_rebinding_unless_a_selection_overrides_them():
     for name, (model, expected) in MARKED.items():
         assert trained(model) == expected, name
 
-
-def test_an_explicit_selection_overrides_the_marks_which_describe_notes():
     model, everything = normalized(), sl.where.everything()
     assert trained(model, trainable=everything) == WEIGHTS | {"mean", "scale.std"}
     assert trained(model, trainable=sl.where.path("mean")) == {"mean"}
@@ -84,8 +82,6 @@ def test_an_explicit_selection_overrides_the_marks_which_describe_notes():
     chosen = sl.Optimizer(sl.sgd(0.1), model, trainable=everything)
     assert not any(row["notes"] for row in chosen.describe(model).to_dict().values())
 
-
-def test_a_mark_holds_through_rebinding_and_copies_of_the_model():
     model = normalized()
     opt = sl.Optimizer(sl.adam(0.1), model)
     again, report = opt.rebind(model)

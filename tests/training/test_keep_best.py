@@ -53,7 +53,7 @@ def test_it_keeps_what_a_loop_by_hand_keeps_also_in_a_scan(min_delta, minimize):
     assert_same_bits(best, last)
 
 
-def test_without_a_finite_value_it_holds_the_first_model():
+def test_all_dtypes_and_kinds_of_leaves_are_kept_from_the_first_model_on():
     best, patient = sl.KeepBest(numbered(-1), patience=2), sl.KeepBest(numbered(-1))
     assert not best.stop
     for value in (np.nan, np.inf, -np.inf):
@@ -63,8 +63,6 @@ def test_without_a_finite_value_it_holds_the_first_model():
     assert best.stop
     assert not patient.stop
 
-
-def test_values_of_any_dtype():
     for dtype in ("bfloat16", "float16", "float32", "int32"):
         best = sl.KeepBest(numbered(0)).update(numbered(1), jnp.asarray(3, dtype))
         assert best.value.dtype == jnp.float32, dtype
@@ -75,8 +73,6 @@ def test_values_of_any_dtype():
         assert float(best.model["w"][0]) == 2
         assert best.value.dtype == jnp.float64
 
-
-def test_all_kinds_of_leaves():
     floats = {"half": jnp.ones(2, jnp.bfloat16), "complex": jnp.ones(2, jnp.complex64)}
     numbers = {"numpy": np.arange(3), "rate": 0.5, "flag": True, "weak": jnp.asarray(1.0)}
     model = floats | numbers | {"key": jax.random.key(0), "hole": None}
@@ -98,7 +94,7 @@ def test_it_survives_steps_that_donate_the_model():
     np.testing.assert_array_equal(best.model.layers[0].weight, kept)
 
 
-def test_under_vmap_each_run_keeps_its_own():
+def test_each_run_of_a_vmap_keeps_its_own_by_a_conditional_compiled_once():
     start = {"w": jnp.zeros((3, 2))}
     best = jax.vmap(lambda m: sl.KeepBest(m, patience=2))(start)
     values = jnp.array([[3.0, 1.0, jnp.nan], [2.0, 2.0, jnp.nan], [2.5, 0.5, jnp.nan]])
@@ -108,8 +104,6 @@ def test_under_vmap_each_run_keeps_its_own():
     np.testing.assert_array_equal(best.stale, [1, 0, 3])
     np.testing.assert_array_equal(best.stop, [False, False, True])
 
-
-def test_an_update_compiles_once_and_selects_by_a_conditional():
     def run(best, model, value):
         return best.update(model, value)
 
@@ -121,7 +115,7 @@ def test_an_update_compiles_once_and_selects_by_a_conditional():
     assert "conditional" in program.lower(best, numbered(0)["w"], 1.0).compile().as_text()
 
 
-def test_shardings_stay():
+def test_states_of_layers_are_kept_and_shardings_stay():
     mesh = Mesh(np.array(jax.devices()), ("data",))
     split = NamedSharding(mesh, PartitionSpec("data"))
     model = {"w": jax.device_put(jnp.zeros((8, 2)), split)}
@@ -131,8 +125,6 @@ def test_shardings_stay():
         best = best.update(new, 1.0)
         assert best.model["w"].sharding == split
 
-
-def test_states_of_layers_can_be_kept_too():
     norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(2, "batch", mode="batch")
     x = jnp.arange(8.0).reshape(4, 2)
     best = sl.KeepBest((norm, state))

@@ -37,7 +37,7 @@ def by_hand(tx, learning_rates):
     return losses
 
 
-def test_each_step_has_its_learning_rate():
+def test_each_step_has_its_learning_rate_until_a_loss_is_not_finite():
     traces, start = [], mlp()
 
     def loss_fn(model, x, y):
@@ -54,14 +54,10 @@ def test_each_step_has_its_learning_rate():
     # The model that was passed stays valid.
     assert_same_bits(params_of(start), before)
 
-
-def test_a_schedule_gives_way_to_the_test():
     tx = sl.sgd(sl.schedules.cosine_decay(1.0, 100))
     found = search(tx=tx, lr_min=1e-4, lr_max=0.1)
     np.testing.assert_array_equal(found.losses, by_hand(sl.sgd(1.0), found.learning_rates))
 
-
-def test_it_stops_at_a_loss_that_is_not_finite():
     def loss_fn(model, i, bad):
         return jnp.where(i == 12, bad, jnp.sum(model**2))
 
@@ -104,7 +100,7 @@ def test_several_learning_rates_by_a_glob_or_a_path():
     assert head.losses[-1] != whole[-1]
 
 
-def test_a_loss_with_aux_weight_and_microbatches():
+def test_losses_have_aux_weight_microbatches_and_the_state_of_a_model():
     def loss_fn(model, x, y):
         return mean_square(model, x, y), jnp.ones(()), x
 
@@ -113,8 +109,6 @@ def test_a_loss_with_aux_weight_and_microbatches():
     rich = search(loss_fn, lr_max=1e-2, has_aux=True, has_weight=True, **divided)
     np.testing.assert_allclose(rich.losses, plain.losses, rtol=1e-5)
 
-
-def test_the_state_of_a_model_is_carried():
     def loss_fn(model, state, x):
         return jnp.sum((model - x) ** 2) + 0.1 * state, state + 1
 
@@ -123,7 +117,7 @@ def test_the_state_of_a_model_is_carried():
     np.testing.assert_allclose(found.losses, 1 + 0.1 * np.arange(10), rtol=1e-5)
 
 
-def test_the_suggestion_is_where_the_loss_falls_fastest():
+def test_the_suggestion_is_where_the_loss_falls_fastest_before_its_minimum():
     steps = np.linspace(-1, 1, 101)
     falling = 1 / (1 + np.exp(20 * (steps - 0.2)))  # steepest at step 60
     found = result(falling)
@@ -131,8 +125,6 @@ def test_the_suggestion_is_where_the_loss_falls_fastest():
     noisy = result(falling + 0.01 * np.random.default_rng(0).normal(size=101))
     assert 56 <= np.searchsorted(noisy.learning_rates, noisy.suggestion) <= 64
 
-
-def test_neither_falls_after_the_minimum_nor_infinities_change_the_suggestion():
     falling = [np.ones(40), np.linspace(1, 0, 20)]
     later = result(np.concatenate([*falling, np.linspace(0, 9, 20), np.linspace(9, 2, 21)]))
     infinite = result(np.concatenate([*falling, [5.0, np.inf]]), diverged=True)
@@ -141,8 +133,6 @@ def test_neither_falls_after_the_minimum_nor_infinities_change_the_suggestion():
     assert np.isnan(infinite.smoothed[-1])
     assert "diverged, suggestion" in repr(infinite)
 
-
-def test_without_a_fall_there_is_no_suggestion():
     for losses in (np.linspace(1, 2, 50), np.ones(50), np.full(50, np.nan)):
         found = result(losses)
         assert found.suggestion is None, losses

@@ -116,7 +116,7 @@ def assert_value_seen(opt, loss):
     np.testing.assert_allclose([value, own], [loss, given], rtol=1e-6)
 
 
-def test_unequal_weights_equal_the_whole_batch_and_aux_is_stacked():
+def test_unequal_weights_equal_the_whole_batch_and_parts_without_leave_no_trace():
     def loss_fn(model, x, y, mask):
         return *weighted(model, x, y, mask), {"x": x, "kind": "train"}
 
@@ -132,8 +132,6 @@ def test_unequal_weights_equal_the_whole_batch_and_aux_is_stacked():
     # Part i holds the examples i, i + 3, i + 6, i + 9.
     np.testing.assert_array_equal(stacked["x"], np.stack([X[i::3] for i in range(3)]))
 
-
-def test_a_part_without_weight_leaves_no_trace_whatever_stands_in_it():
     # The second of three parts holds the examples 1, 4, 7, 10.
     def loss_fn(model, x, y, mask):
         errors = jnp.mean((jax.vmap(model)(x) - y) ** 2)
@@ -151,7 +149,7 @@ def test_a_part_without_weight_leaves_no_trace_whatever_stands_in_it():
 
 
 @pytest.mark.slow
-def test_mini_batches_of_unequal_weight_equal_the_whole_batch_under_every_k():
+def test_complex_parameters_and_weights_under_every_k_equal_the_whole_batch():
     # Microbatches inside, mini-batches outside: weights are counted through both.
     exact, _, _ = stepped(weighted, X, Y, MASK, has_weight=True)
     step = sl.train_step(weighted, has_weight=True, microbatches=2, donate=False)
@@ -160,6 +158,13 @@ def test_mini_batches_of_unequal_weight_equal_the_whole_batch_under_every_k():
         rows = slice(4 * i, 4 * i + 4)
         model, opt, _ = step(model, opt, X[rows], Y[rows], MASK[rows])
     assert distance(params_of(model), exact) <= 1e-6
+
+    def loss_fn(z, targets):
+        return jnp.mean(jnp.abs(z[None] - targets) ** 2)
+
+    z = jnp.array([1 + 2j, 0.5j], jnp.complex64)
+    targets = jnp.asarray(random.standard_normal((6, 2)) + 1j, jnp.complex64)
+    in_parts(loss_fn, targets, model=z)
 
 
 def test_half_precision_gradients_are_averaged_in_float32():
@@ -176,16 +181,6 @@ def test_half_precision_gradients_are_averaged_in_float32():
     _, opt, loss = step(w, opt, jnp.asarray(pull, jnp.bfloat16))
     np.testing.assert_allclose(jax.tree.leaves(opt.state)[0], pull.sum() / 64, rtol=1e-6)
     assert loss.dtype == jnp.bfloat16
-
-
-@pytest.mark.slow
-def test_microbatches_of_complex_parameters_equal_the_whole_batch():
-    def loss_fn(z, targets):
-        return jnp.mean(jnp.abs(z[None] - targets) ** 2)
-
-    z = jnp.array([1 + 2j, 0.5j], jnp.complex64)
-    targets = jnp.asarray(random.standard_normal((6, 2)) + 1j, jnp.complex64)
-    in_parts(loss_fn, targets, model=z)
 
 
 @pytest.mark.slow

@@ -51,16 +51,27 @@ def test_a_small_network_takes_the_same_bits_also_unrolled_and_with_the_length()
     assert_close(whole, again, **CLOSE)
 
 
-def test_no_steps_change_nothing():
+def test_no_steps_change_nothing_and_steps_run_under_jit_and_vmap():
     model = mlp()
     opt = sl.Optimizer(sl.adam(0.1), model)
     new, after, losses = step.scan(model, opt, x[:0], y[:0])
     assert eqx.tree_equal((new, after), (model, opt))
     assert losses.shape == (0,)
 
+    model = {"w": jnp.ones(2)}
+
+    def run(rate, x):
+        opt = sl.Optimizer(sl.sgd(rate), model)
+        linear = sl.train_step(lambda m, x: jnp.mean((x @ m["w"]) ** 2))
+        return linear.scan(model, opt, x)[2]
+
+    rates = jnp.array([0.1, 0.2])
+    together = jax.jit(jax.vmap(run, in_axes=(0, None)))(rates, x)
+    np.testing.assert_allclose(together[1], run(rates[1], x), rtol=1e-5)
+
 
 @pytest.mark.slow
-def test_a_program_serves_all_calls_of_one_shape():
+def test_a_program_serves_one_shape_and_carries_the_state_of_the_model():
     traces = []
 
     def loss_fn(model, x, y):
@@ -74,6 +85,20 @@ def test_a_program_serves_all_calls_of_one_shape():
     _, opt, _ = sl.train_step(loss_fn).scan(model, sl.Optimizer(sl.adam(0.1), model), x, y)
     assert len(traces) == number
     assert int(opt.count) == 5
+
+    def loss_fn(net, state, x, y):
+        batched = jax.vmap(net, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+        out, state = batched(x, state)
+        return jnp.mean((jnp.sum(out, 1, keepdims=True) - y) ** 2), state
+
+    net, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(2, "batch", mode="batch")
+    opt = sl.Optimizer(sl.adam(0.1), net)
+    stateful = sl.train_step(loss_fn, has_aux=True, donate=False)
+    scanned, opt_scanned, (losses, last) = stateful.scan(net, opt, x, y, model_state=state)
+    for i in range(5):
+        net, opt, (loss, state) = stateful(net, opt, state, x[i], y[i])
+        np.testing.assert_allclose(losses[i], loss, rtol=1e-5)
+    assert_close((scanned, opt_scanned, last), (net, opt, state), **CLOSE)
 
 
 @pytest.mark.slow
@@ -92,7 +117,7 @@ def noise(model, x, key, scale=1.0):
 
 
 @pytest.mark.slow
-def test_a_single_key_is_split():
+def test_a_single_key_is_split_and_what_the_loss_returns_is_stacked():
     model, key = {"w": jnp.ones(2)}, jax.random.key(3)
     opt = sl.Optimizer(sl.sgd(0.1), model)
     noisy = sl.train_step(noise, donate=False)
@@ -103,9 +128,6 @@ def test_a_single_key_is_split():
     for losses in (by_keyword, by_position, 2 * given):
         np.testing.assert_allclose(losses, expected, rtol=1e-6)
 
-
-@pytest.mark.slow
-def test_what_the_loss_returns_is_stacked():
     def loss_fn(model, batch, flag):
         loss = mean_square(model, *batch)
         return loss, jnp.float32(2), {"loss": loss, "flag": flag}
@@ -124,23 +146,6 @@ def test_what_the_loss_returns_is_stacked():
     assert metrics["record.grad_norm"][-1] == opt.metrics["grad_norm"]
 
 
-@pytest.mark.slow
-def test_a_state_of_the_model_is_carried():
-    def loss_fn(net, state, x, y):
-        batched = jax.vmap(net, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
-        out, state = batched(x, state)
-        return jnp.mean((jnp.sum(out, 1, keepdims=True) - y) ** 2), state
-
-    net, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(2, "batch", mode="batch")
-    opt = sl.Optimizer(sl.adam(0.1), net)
-    stateful = sl.train_step(loss_fn, has_aux=True, donate=False)
-    scanned, opt_scanned, (losses, last) = stateful.scan(net, opt, x, y, model_state=state)
-    for i in range(5):
-        net, opt, (loss, state) = stateful(net, opt, state, x[i], y[i])
-        np.testing.assert_allclose(losses[i], loss, rtol=1e-5)
-    assert_close((scanned, opt_scanned, last), (net, opt, state), **CLOSE)
-
-
 def test_a_key_for_the_transforms_is_split_too():
     class Noise(sl.AbstractTransform):
         needs = ("key",)
@@ -157,19 +162,6 @@ def test_a_key_for_the_transforms_is_split_too():
     new, _, _ = quiet.scan(model, opt, length=3, context={"key": key})
     draws = jax.vmap(lambda k: jax.random.normal(k, (1,)))(jax.random.split(key, 3))
     np.testing.assert_allclose(new["w"], draws.sum(0), rtol=1e-5)
-
-
-def test_under_jit_and_vmap():
-    model = {"w": jnp.ones(2)}
-
-    def run(rate, x):
-        opt = sl.Optimizer(sl.sgd(rate), model)
-        linear = sl.train_step(lambda m, x: jnp.mean((x @ m["w"]) ** 2))
-        return linear.scan(model, opt, x)[2]
-
-    rates = jnp.array([0.1, 0.2])
-    together = jax.jit(jax.vmap(run, in_axes=(0, None)))(rates, x)
-    np.testing.assert_allclose(together[1], run(rates[1], x), rtol=1e-5)
 
 
 def test_a_limit_inside_of_a_scan_raises_after_it_and_loses_nothing():

@@ -185,7 +185,7 @@ def test_a_chunk_that_was_asked_for_is_not_made_smaller(full):
     assert len(full) == len(full[0].tried) == 1
 
 
-def test_the_best_run_has_the_lowest_final_loss():
+def test_the_best_run_has_the_lowest_finite_loss_and_leaves_the_others_alone():
     found = result([[3.0, 2.0, 5.0], [4.0, 1.0, 6.0]])
     assert found.best_index == (1, 1)
     assert found.best == {"a": 2.0, "b": 2.0}
@@ -195,16 +195,12 @@ def test_the_best_run_has_the_lowest_final_loss():
     losses[0, -4:] = [1.0, 2.0, 3.0, 6.0]
     np.testing.assert_array_equal(sl.SweepResult({"a": np.ones(1)}, losses).final, [3.0])
 
-
-def test_a_run_that_is_not_finite_never_wins():
     for bad in (np.nan, -np.inf, np.inf):
         assert result([bad, 3.0, bad]).best == {"a": 2.0}
         with pytest.raises(ValueError, match="No run of this sweep has a finite final loss"):
             result([bad, bad]).best  # noqa: B018
         assert repr(result([bad])) == "sweep of 1 runs (a: 1) with 2 steps, none with a finite loss"
 
-
-def test_a_diverging_run_leaves_the_others_alone():
     grid = {"learning_rate": [0.1, 1e30]}
     found = sl.sweep(mean_square, sl.sgd(0.1), model(), BATCHES, grid, steps=STEPS)
     assert not np.isfinite(found.losses[1, -1])

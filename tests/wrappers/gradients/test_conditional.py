@@ -137,13 +137,19 @@ def test_if_finite_is_apply_if_finite_also_around_the_limit(limit, x64):
 
 
 @pytest.mark.slow
-def test_skipping_goes_on_for_ever():
+def test_skipping_goes_on_for_ever_and_raising_waits_for_the_end_of_a_scan():
     tx = sl.adam(0.1).if_finite(1, on_limit="skip")
     history, emitted = after_each(tx, MODEL, spoilt(GRADS, *BAD), lambda opt: opt.has_updated)
     good = [i for i in range(12) if i not in BAD]
     plain, _ = slalom_trajectory(sl.adam(0.1), MODEL, at(GRADS, jnp.array(good)))
     assert_same_bits(at(history, jnp.array(good)), plain)
     assert list(np.asarray(emitted)) == [i in good for i in range(12)]
+
+    tx = sl.adam(0.1).if_finite(1, on_limit="raise", check="both").every_k(1)
+    history, opt = slalom_trajectory(tx, MODEL, spoilt(GRADS, 9, 10, 11))
+    assert_same_bits(at(history, 11), at(history, 8))
+    with pytest.raises(FloatingPointError, match=r"3 steps in a row, and 'every_k\.if_finite'"):
+        opt.step(MODEL, at(GRADS, 0))
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.complex64])
@@ -174,7 +180,7 @@ def test_results_are_checked_too():
         assert int(after.metrics["notfinite_count"]) == 1
 
 
-def test_raise_is_an_error_of_the_next_call():
+def test_raising_is_an_error_of_the_next_call_that_needs_no_transfer():
     tx = sl.named_chain(safe=sl.adam(0.1).if_finite(1, on_limit="raise"))
     opt = sl.Optimizer(tx, MODEL)
     bad = at(spoilt(GRADS, 0), 0)
@@ -199,14 +205,15 @@ def test_raise_is_an_error_of_the_next_call():
             call()
         assert str(error.value) == message
 
-
-@pytest.mark.slow
-def test_raise_is_not_asked_inside_of_a_scan_but_after_it():
-    tx = sl.adam(0.1).if_finite(1, on_limit="raise", check="both").every_k(1)
-    history, opt = slalom_trajectory(tx, MODEL, spoilt(GRADS, 9, 10, 11))
-    assert_same_bits(at(history, 11), at(history, 8))
-    with pytest.raises(FloatingPointError, match=r"3 steps in a row, and 'every_k\.if_finite'"):
-        opt.step(MODEL, at(GRADS, 0))
+    step = sl.train_step(lambda model: jnp.sum(model["w"] ** 2))
+    model = {"w": jnp.ones(3)}
+    opt = sl.Optimizer(sl.sgd(0.1).if_finite(on_limit="raise"), model)
+    model, opt = opt.step(model, model)
+    with jax.transfer_guard("disallow"):
+        opt.step(model, model)
+    step(model, opt)
+    with pytest.raises(ValueError, match="was donated"):
+        step(model, opt)
 
 
 @pytest.mark.slow
@@ -219,19 +226,7 @@ def test_only_an_optimizer_that_may_raise_is_read_on_the_host(monkeypatch):
     assert len(asked) == 1
 
 
-def test_asking_takes_nothing_to_the_device_and_leaves_donation_to_others():
-    step = sl.train_step(lambda model: jnp.sum(model["w"] ** 2))
-    model = {"w": jnp.ones(3)}
-    opt = sl.Optimizer(sl.sgd(0.1).if_finite(on_limit="raise"), model)
-    model, opt = opt.step(model, model)
-    with jax.transfer_guard("disallow"):
-        opt.step(model, model)
-    step(model, opt)
-    with pytest.raises(ValueError, match="was donated"):
-        step(model, opt)
-
-
-def test_updates_pass_through_when_the_condition_does_not_hold():
+def test_a_condition_sees_the_updates_and_passes_them_unrounded_where_it_is_false():
     # As a last link: the raw update is added outside of the branches.
     opt = sl.Optimizer(sl.Scale(-0.1) | sl.Trace(0.9).when(odd), MODEL)
     expected = jax.tree.map(lambda p, g: p - jnp.float32(0.1) * g, MODEL, at(GRADS, 0))
@@ -242,15 +237,11 @@ def test_updates_pass_through_when_the_condition_does_not_hold():
         assert_same_bits(after.state[1].inner, opt.state[1].inner)
         assert bool(after.has_updated)
 
-
-def test_a_condition_sees_the_updates_and_a_nan_stays_where_it_is():
     tx = sl.ClipByGlobalNorm(1.5).when(lambda c, u: sl.tree.global_norm(u) > 1.5) | sl.sgd(0.1)
     history, _ = slalom_trajectory(tx, MODEL, GRADS)
     plain, _ = slalom_trajectory(sl.ClipByGlobalNorm(1.5) | sl.sgd(0.1), MODEL, GRADS)
     assert_close(history, plain, rtol=1e-6)
 
-
-def test_half_precision_passes_unrounded():
     grads = {"w": jnp.full(3, 0.1, jnp.bfloat16)}
     tx = sl.Scale(0.3).when(odd)
     updates, _ = tx.update(grads, tx.init(grads), None, sl.Context(step=jnp.int32(0)))
@@ -267,7 +258,7 @@ ASCENDS = (
 )
 
 
-def test_a_transform_that_would_climb_is_refused_and_one_that_descends_in_every_step_is_not():
+def test_a_transform_that_would_climb_and_bad_options_are_refused():
     for tx in (
         sl.adam(0.1).when(odd),
         sl.ClipByGlobalNorm(1.0) | sl.adam(0.1).when(odd) | sl.Clip(1.0),
@@ -286,6 +277,13 @@ def test_a_transform_that_would_climb_is_refused_and_one_that_descends_in_every_
         sl.adam(0.1) | sl.SetToZero().when(odd),
     ):
         sl.Optimizer(tx, MODEL)
+
+    for name, given, message in BAD_OPTIONS:
+        make = functools.partial(sl.wrappers.When, condition=odd)
+        make = make if name == "otherwise" else sl.wrappers.IfFinite
+        with pytest.raises(ValueError) as error:  # noqa: PT011  the whole text is compared
+            make(sl.adam(0.1), **{name: given})
+        assert str(error.value) == message
 
 
 ONE_BOOL = (
@@ -321,12 +319,3 @@ BAD_OPTIONS = (
     (CHECK, "updates", "IfFinite.check must be 'grads' or 'both', got 'updates'."),
     ("otherwise", "skip", "When.otherwise must be 'pass' or 'zero', got 'skip'."),
 )
-
-
-def test_bad_options_are_refused():
-    for name, given, message in BAD_OPTIONS:
-        make = functools.partial(sl.wrappers.When, condition=odd)
-        make = make if name == "otherwise" else sl.wrappers.IfFinite
-        with pytest.raises(ValueError) as error:  # noqa: PT011  the whole text is compared
-            make(sl.adam(0.1), **{name: given})
-        assert str(error.value) == message

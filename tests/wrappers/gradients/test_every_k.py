@@ -170,7 +170,7 @@ def test_a_window_without_weight_leaves_no_trace(name):
     assert not opt.has_updated
 
 
-def test_what_is_known_of_one_mini_batch_only_is_refused_in_a_window():
+def test_what_is_known_of_one_mini_batch_is_refused_and_each_counts_one():
     assert {*WINDOW} == {field.name for field in dataclasses.fields(sl.Context)}
     searches = [
         tx
@@ -184,8 +184,6 @@ def test_what_is_known_of_one_mini_batch_only_is_refused_in_a_window():
         with pytest.raises(ValueError, match=r"inside `.every_k` would (compare|see)"):
             tx.every_k(2)
 
-
-def test_without_weights_mini_batches_count_one_each_and_no_value_stays_none():
     _, seen, _ = record((Recorder() | sl.sgd(0.1)).every_k(3), jnp.zeros(2), jnp.ones((3, 2)))
     assert float(seen["weight"][-1]) == 3.0
     assert float(seen["value"][-1]) == -1.0
@@ -299,7 +297,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 PAIRS = {f"{p}, {g}": (p, g) for p in DTYPES for g in DTYPES}
 
 
-def test_half_precision_accumulates_in_float32():
+def test_half_precision_accumulates_in_float32_and_parameters_keep_their_dtype():
     # 1 + 63·2⁻¹²: in bfloat16 or float16 each of the small ones would be lost.
     grads = np.full((64, 2), 2**-12, np.float32)
     grads[0] = 1.0
@@ -311,8 +309,6 @@ def test_half_precision_accumulates_in_float32():
         np.testing.assert_array_equal(accumulated, np.float32(1 + 63 * 2**-12), err_msg=name)
     assert bool(opt.has_updated)
 
-
-def test_parameters_keep_their_dtype():
     params = {name: jnp.array([1.0, -2.0, 3.0], p) for name, (p, _) in PAIRS.items()}
     drawn = gradients(jnp.zeros(3), 6)
     grads = {name: drawn.astype(g) for name, (_, g) in PAIRS.items()}
@@ -378,12 +374,18 @@ def test_in_the_middle_of_a_chain():
     assert_same_path(path, exact, MODEL, 2e-5)
 
 
-def test_in_the_middle_of_a_chain_nothing_is_lost_in_bfloat16():
+def test_nothing_is_lost_in_bfloat16_and_infinite_gradients_show():
     # An update far below the parameter's last place: only what is never subtracted survives.
     params = jnp.ones(2, jnp.bfloat16)
     tx = sl.Trace(0.0).every_k(2) | sl.Scale(-1e-6) | sl.Scale(1e6) | sl.Scale(0.5)
     path, _ = slalom_trajectory(tx, params, jnp.ones((2, 2), jnp.bfloat16))
     np.testing.assert_array_equal(path, [[1, 1], [0.5, 0.5]])
+
+    model = jnp.zeros(4)
+    opt = sl.Optimizer(sl.ScaleBySign().every_k(2) | sl.sgd(1.0), model)
+    for g in ([jnp.inf, jnp.inf, 1.0, jnp.inf], [jnp.inf, 1.0, jnp.inf, -jnp.inf]):
+        model, opt = opt.step(model, jnp.array(g))
+    np.testing.assert_array_equal(model, [-1, -1, -1, jnp.nan])
 
 
 def test_a_batch_of_optimizers_tells_of_each_whether_it_wrote():
@@ -431,14 +433,6 @@ def test_links_that_keep_zeros_or_stand_before_are_not_warned_of():
         sl.ApplyEvery(2) | sl.adam(0.1),
     ):
         sl.Optimizer(tx, MODEL)
-
-
-def test_the_mean_of_infinite_gradients_is_infinite_and_of_opposite_ones_no_number():
-    model = jnp.zeros(4)
-    opt = sl.Optimizer(sl.ScaleBySign().every_k(2) | sl.sgd(1.0), model)
-    for g in ([jnp.inf, jnp.inf, 1.0, jnp.inf], [jnp.inf, 1.0, jnp.inf, -jnp.inf]):
-        model, opt = opt.step(model, jnp.array(g))
-    np.testing.assert_array_equal(model, [-1, -1, -1, jnp.nan])
 
 
 def test_the_window_is_a_hyperparameter():

@@ -20,15 +20,13 @@ def drawn(shape, dtype=np.float32):
     return np.random.default_rng(0).normal(size=shape).astype(dtype)
 
 
-def test_a_layer_has_the_direction_of_one_transform_and_the_norm_of_another():
+def test_each_layer_has_the_direction_of_one_transform_and_the_norm_of_another():
     g = {"b": drawn(3), "w": drawn((4, 3))}
     u = grafted(sl.ScaleBySign().graft(sl.Scale(2.0)), jax.tree.map(jnp.asarray, g))
     for name, x in g.items():
         wanted = np.sign(x) * 2 * np.linalg.norm(x) / np.sqrt(x.size)
         np.testing.assert_allclose(u[name], wanted, rtol=1e-6)
 
-
-def test_each_layer_of_a_stack_has_a_norm_of_its_own():
     def make(key):
         return eqx.nn.Linear(3, 4, key=key)
 
@@ -38,8 +36,6 @@ def test_each_layer_of_a_stack_has_a_norm_of_its_own():
         one = [np.sign(a) * np.linalg.norm(a) / np.sqrt(a.size) for a in np.asarray(g)]
         np.testing.assert_allclose(x, np.stack(one), rtol=1e-6)
 
-
-def test_blocks_are_those_that_a_masked_rule_inside_reads():
     g = {"b": jnp.asarray(drawn(6)), "w": jnp.asarray(drawn((6, 3)))}
     rule = sl.Orthogonalize(scale=None, layout="(2o)i").mask(sl.where.ndim(2))
     u = grafted(rule.graft(sl.Identity()), g)
@@ -48,8 +44,6 @@ def test_blocks_are_those_that_a_masked_rule_inside_reads():
         np.testing.assert_allclose(np.linalg.norm(u["w"][block]), norm, rtol=1e-6)
     np.testing.assert_allclose(u["b"], g["b"], rtol=1e-6)
 
-
-def test_zeros_stay_zeros():
     zeros = {"w": jnp.zeros((2, 3)), "empty": jnp.zeros((0, 2))}
     for tx in (sl.Identity(), sl.ScaleByShampoo(layout="io")):
         assert_same_bits(grafted(tx.graft(sl.Identity()), zeros), zeros)
@@ -63,15 +57,13 @@ def test_norms_are_right_where_their_squares_are_out_of_range(direction, size):
     np.testing.assert_allclose(grafted(tx, g)["w"], g["w"] * size, rtol=1e-6)
 
 
-def test_the_norms_of_half_precision_and_complex_leaves_are_those_of_the_magnitude():
+def test_norms_are_those_of_the_magnitude_and_both_have_state():
     g = {"h": jnp.array([300.0, 400.0], jnp.float16), "z": jnp.array([3 + 4j, 0], jnp.complex64)}
     u = grafted(sl.Scale(1e-3).graft(sl.Identity()), g)
     assert u["h"].dtype == jnp.float32
     np.testing.assert_allclose(u["h"], g["h"], rtol=1e-6)
     np.testing.assert_allclose(u["z"], g["z"], rtol=1e-6)
 
-
-def test_both_transforms_have_state_and_hyperparameters():
     tx = sl.ScaleByLion(b1=0.8).graft(sl.adam(0.1))
     opt = sl.Optimizer(sl.chain(tx, sl.Scale(-1.0)), {"w": jnp.ones(3)})
     assert float(opt.hyperparams["graft.magnitude.scale_by_learning_rate.learning_rate"]) == (
@@ -82,8 +74,6 @@ def test_both_transforms_have_state_and_hyperparameters():
     np.testing.assert_allclose(opt.state_of("magnitude.scale_by_adam").mu["w"], 0.1, rtol=1e-6)
     assert repr(tx).startswith("sl.ScaleByLion(b1=0.8).graft(")
 
-
-def test_the_recipe_is_the_wrapper():
     parts = sl.ScaleByShampoo().graft(sl.ScaleByRms(0.999, bias_correction=True, eps_in_sqrt=False))
     parts = parts | sl.Ema(0.9) | sl.ScaleByLearningRate(0.1)
     assert parts in list(transforms_in(sl.shampoo(0.1), type(parts)))

@@ -77,7 +77,7 @@ def by_the_rule(scale, interval, finite):
 FINITE = np.random.default_rng(0).uniform(size=200) < 0.7
 
 
-def test_the_scale_and_the_clock_follow_the_rule():
+def test_the_scale_follows_the_rule_is_1_without_it_and_prints_as_given():
     scales, weights, opt = own_scales(8.0, 3, FINITE)
     assert scales == by_the_rule(8.0, 3, FINITE)
     assert weights == (1 - 0.125 * np.cumsum(FINITE)).tolist()
@@ -87,6 +87,15 @@ def test_the_scale_and_the_clock_follow_the_rule():
         "scale_loss.total_notfinite": np.sum(~FINITE),
     }
     assert int(opt.state.count) == np.sum(FINITE)
+
+    opts = eqx.filter_vmap(lambda rate: sl.Optimizer(sl.sgd(rate), params))(jnp.ones(2))
+    for opt, ones in ((sl.Optimizer(sl.adam(0.1), params), 1), (opts, [1, 1])):
+        assert opt.loss_scale.dtype == jnp.float32
+        np.testing.assert_array_equal(opt.loss_scale, ones)
+
+    tx = sl.wrappers.ScaleLoss(sl.sgd(0.1), np.float32(8), 5)
+    assert repr(tx) == "sl.ScaleByLearningRate(0.1).scale_loss(8.0, growth_interval=5)"
+    assert tx == copy.deepcopy(tx) == sl.sgd(0.1).scale_loss(8, 5)
 
 
 @pytest.mark.slow
@@ -98,12 +107,19 @@ def test_the_scale_and_the_parameters_follow_grad_scaler(interval):
 
 
 @pytest.mark.slow
-def test_the_scale_stays_within_normal_numbers():
+def test_the_scale_stays_within_normal_numbers_and_state_is_stored():
     scales, _, _ = own_scales(2.0**-125, 1, [False] * 3)
     assert scales == [2.0**-126] * 3
     scales, weights, _ = own_scales(2.0**125, 1, [True] * 3)
     assert scales == [2.0**126] * 3
     assert weights == [0.875, 0.75, 0.625]
+
+    inside = params, sl.Optimizer(sl.adam(0.1).store("int8", min_size=1).scale_loss(), params)
+    outside = params, sl.Optimizer(sl.adam(0.1).scale_loss().store("int8", min_size=1), params)
+    for grads in (GOOD, BAD, GOOD):
+        inside, outside = step(*inside, grads), step(*outside, grads)
+    assert int(outside[1].metrics["total_notfinite"]) == 1
+    assert_close(inside[0], outside[0], rtol=1e-3)
 
 
 INSIDE = {
@@ -125,16 +141,6 @@ def test_what_is_inside_sees_gradients_that_are_not_scaled(name):
     assert_same_bits((seen, opt.state.inner), (expected, plain.state))
 
 
-@pytest.mark.slow
-def test_state_is_stored_inside_and_outside():
-    inside = params, sl.Optimizer(sl.adam(0.1).store("int8", min_size=1).scale_loss(), params)
-    outside = params, sl.Optimizer(sl.adam(0.1).scale_loss().store("int8", min_size=1), params)
-    for grads in (GOOD, BAD, GOOD):
-        inside, outside = step(*inside, grads), step(*outside, grads)
-    assert int(outside[1].metrics["total_notfinite"]) == 1
-    assert_close(inside[0], outside[0], rtol=1e-3)
-
-
 CLIPPED = sl.ClipByGlobalNorm(1.0) | sl.adamw(1e-3)
 SCRATCH = {
     "plain": (sl.adamw(1e-3).scale_loss(), 0.01),
@@ -152,13 +158,6 @@ def test_no_gradient_is_written_to_memory_to_divide_it(name):
     model = {f"w{i}": jax.ShapeDtypeStruct((1536, 1024), jnp.float32) for i in range(8)}
     memory = compiled_step(tx, model).memory_analysis()
     assert memory.temp_size_in_bytes <= most * 8 * 1536 * 1024 * 4
-
-
-def test_the_scale_is_1_without_the_wrapper():
-    opts = eqx.filter_vmap(lambda rate: sl.Optimizer(sl.sgd(rate), params))(jnp.ones(2))
-    for opt, ones in ((sl.Optimizer(sl.adam(0.1), params), 1), (opts, [1, 1])):
-        assert opt.loss_scale.dtype == jnp.float32
-        np.testing.assert_array_equal(opt.loss_scale, ones)
 
 
 class Uses(sl.AbstractTransform):
@@ -292,15 +291,12 @@ def test_what_may_be_outside_may_as_well_be_inside(name):
 
 
 @pytest.mark.slow
-def test_parameters_that_are_not_updated_do_not_count():
+def test_frozen_parameters_do_not_count_and_reset_and_rebind_keep_the_scale():
     tx = sl.sgd(0.125).scale_loss().only(sl.where.path("b"))
     model, opt = step(params, sl.Optimizer(tx, params), BAD)
     assert float(model["b"]) == 0.875
     assert float(opt.loss_scale) == START
 
-
-@pytest.mark.slow
-def test_reset_and_rebind_keep_the_scale():
     opt = sl.Optimizer(sl.adam(0.1).scale_loss(), params)
     model, opt = step(params, opt, BAD)
     assert float(opt.reset(model).loss_scale) == START / 2
@@ -310,9 +306,3 @@ def test_reset_and_rebind_keep_the_scale():
     assert not report.dropped
     begun, _ = sl.Optimizer(sl.adam(0.1), params).rebind(model, tx=sl.adam(0.1).scale_loss())
     assert float(begun.loss_scale) == START
-
-
-def test_numbers_print_and_compare_as_given():
-    tx = sl.wrappers.ScaleLoss(sl.sgd(0.1), np.float32(8), 5)
-    assert repr(tx) == "sl.ScaleByLearningRate(0.1).scale_loss(8.0, growth_interval=5)"
-    assert tx == copy.deepcopy(tx) == sl.sgd(0.1).scale_loss(8, 5)

@@ -88,7 +88,7 @@ def test_both_gradients_see_the_same_masks_and_transformation():
 
 
 @pytest.mark.slow
-def test_a_group_of_a_partition_perturbs_its_own_parameters():
+def test_second_gradients_of_groups_idle_steps_and_overflows():
     vectors = sl.where.ndim(1)
 
     @sl.train_step
@@ -102,9 +102,6 @@ def test_a_group_of_a_partition_perturbs_its_own_parameters():
     worst = model["v"] * (1 + 1 / 5)
     np.testing.assert_allclose(new["v"], model["v"] - 0.01 * 2 * 4 * worst, rtol=1e-6)
 
-
-@pytest.mark.slow
-def test_steps_between_perturbations_compute_no_second_gradient():
     def loss_fn(w):
         return jnp.sum(jnp.tanh(w) ** 2)
 
@@ -115,14 +112,21 @@ def test_steps_between_perturbations_compute_no_second_gradient():
     assert outside.count("stablehlo.tanh") == 1
     assert text.count("stablehlo.tanh") == 2
 
+    def loss_fn(w):
+        return jnp.sum(jnp.where(w > 1, jnp.inf, 1.0) * w)
 
-def test_a_zero_gradient_perturbs_nothing():
+    w = jnp.array([0.9, 0.5])
+    opt = sl.Optimizer(sl.sgd(0.1).if_finite().sam(1.0).scale_loss(), w)
+    new, opt, _ = sl.train_step(loss_fn)(w, opt)
+    np.testing.assert_array_equal(new, w)
+    assert opt.metrics["scale_loss.last_finite"]  # the first gradient was
+
+
+def test_losses_and_places_are_checked_and_a_zero_gradient_perturbs_nothing():
     w = jnp.zeros(3)
     new, _, _ = sl.train_step(lambda w: jnp.sum(w**2))(w, sl.Optimizer(sl.sgd(0.1).sam(), w))
     assert jnp.all(new == 0)
 
-
-def test_the_loss_is_asked_for():
     opt = sl.Optimizer(sl.sgd(0.1).sam(), MODEL)
     with pytest.raises(TypeError, match=r"Sam \('sam'\) needs 'grad_fn': pass the loss as a funct"):
         opt.step(MODEL, MODEL)
@@ -133,8 +137,6 @@ def test_the_loss_is_asked_for():
     with pytest.raises(TypeError, match=r"params, value_fn=\.\.\."):
         converted.update(X, converted.init(X), X)
 
-
-def test_gradients_passed_by_hand_and_the_place_are_checked():
     model = {"w": X}
     opt = sl.Optimizer(sl.sgd(0.1).sam(), model)
     with pytest.raises(ValueError, match="The result of `grad_fn` does not have the structure"):
@@ -155,15 +157,3 @@ def test_by_hand_the_second_gradient_is_that_of_the_loss_itself():
     opt = sl.Optimizer(sl.sgd(0.1).sam(1.0).scale_loss(2.0**10), w)
     new, _ = opt.step(w, jax.grad(lambda w: opt.loss_scale * loss_fn(w))(w), value_fn=loss_fn)
     np.testing.assert_allclose(new, w - 0.1 * w * (1 + 1 / 5), rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_a_second_gradient_that_overflows_is_skipped():
-    def loss_fn(w):
-        return jnp.sum(jnp.where(w > 1, jnp.inf, 1.0) * w)
-
-    w = jnp.array([0.9, 0.5])
-    opt = sl.Optimizer(sl.sgd(0.1).if_finite().sam(1.0).scale_loss(), w)
-    new, opt, _ = sl.train_step(loss_fn)(w, opt)
-    np.testing.assert_array_equal(new, w)
-    assert opt.metrics["scale_loss.last_finite"]  # the first gradient was

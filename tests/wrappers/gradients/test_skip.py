@@ -113,13 +113,33 @@ def test_what_is_left_out_leaves_no_trace():
     assert int(opt.metrics["mini_step"]) == 2
 
 
-def test_after_a_skipped_mini_batch_nothing_counts_as_emitted():
+def test_limits_change_without_compiling_and_see_emitted_updates():
     opt = sl.Optimizer(sl.sgd(0.1).every_k(2, skip=sl.SkipNotFinite()), jnp.zeros(2))
     emitted = []
     for g in (1.0, 1.0, jnp.nan, 1.0, jnp.nan, 1.0):
         _, opt = opt.update(jnp.zeros(2), jnp.full(2, g))
         emitted.append(bool(opt.has_updated))
     assert emitted == [False, True, False, False, False, True]
+
+    tx = sl.sgd(0.1).every_k(1, skip=sl.SkipNotFinite() | sl.SkipLargeUpdates(10.0))
+    opt = sl.Optimizer(tx, jnp.zeros(2))
+    step = jax.jit(lambda opt, g: opt.update(jnp.zeros(2), g)[1])
+    assert not step(opt, jnp.ones(2)).metrics["should_skip"]
+    opt = opt.with_hyperparams(max_squared_norm=2.0)
+    assert float(opt.hyperparams["every_k.skip.1.max_squared_norm"]) == 2.0
+    assert step(opt, jnp.ones(2)).metrics["should_skip"]  # ‖g‖² = 2 is not below 2
+    assert step._cache_size() == 1
+
+    limit = sl.schedules.piecewise_constant(5.0, {1: 0.1})
+    tx = sl.sgd(0.1).every_k(2, skip=sl.SkipLargeUpdates(limit))
+    opt = sl.Optimizer(tx, jnp.zeros(2))
+    skipped, shown = [], []
+    for _ in range(4):
+        shown.append(float(opt.hyperparams["max_squared_norm"]))
+        _, opt = opt.update(jnp.zeros(2), jnp.ones(2))
+        skipped.append(bool(opt.metrics["should_skip"]))
+    assert skipped == [False, False, True, True]
+    np.testing.assert_allclose(shown, [5, 5, 0.5, 0.5])
 
 
 @pytest.mark.slow
@@ -140,31 +160,7 @@ def test_metrics_have_one_structure_from_the_start():
     assert set(plain) == {f"every_k.{name}" for name in window}
 
 
-def test_a_changed_limit_does_not_compile_again():
-    tx = sl.sgd(0.1).every_k(1, skip=sl.SkipNotFinite() | sl.SkipLargeUpdates(10.0))
-    opt = sl.Optimizer(tx, jnp.zeros(2))
-    step = jax.jit(lambda opt, g: opt.update(jnp.zeros(2), g)[1])
-    assert not step(opt, jnp.ones(2)).metrics["should_skip"]
-    opt = opt.with_hyperparams(max_squared_norm=2.0)
-    assert float(opt.hyperparams["every_k.skip.1.max_squared_norm"]) == 2.0
-    assert step(opt, jnp.ones(2)).metrics["should_skip"]  # ‖g‖² = 2 is not below 2
-    assert step._cache_size() == 1
-
-
-def test_a_scheduled_limit_sees_emitted_updates():
-    limit = sl.schedules.piecewise_constant(5.0, {1: 0.1})
-    tx = sl.sgd(0.1).every_k(2, skip=sl.SkipLargeUpdates(limit))
-    opt = sl.Optimizer(tx, jnp.zeros(2))
-    skipped, shown = [], []
-    for _ in range(4):
-        shown.append(float(opt.hyperparams["max_squared_norm"]))
-        _, opt = opt.update(jnp.zeros(2), jnp.ones(2))
-        skipped.append(bool(opt.metrics["should_skip"]))
-    assert skipped == [False, False, True, True]
-    np.testing.assert_allclose(shown, [5, 5, 0.5, 0.5])
-
-
-def test_half_precision_norms_do_not_overflow():
+def test_norms_of_half_precision_do_not_overflow_and_conditions_print_as_code():
     # 300² is beyond float16.
     tx = sl.sgd(0.1).every_k(1, skip=sl.SkipLargeUpdates(1e6))
     opt = sl.Optimizer(tx, jnp.zeros(2, jnp.float16))
@@ -173,8 +169,6 @@ def test_half_precision_norms_do_not_overflow():
     np.testing.assert_allclose(opt.metrics["norm_squared"], 180000.0)
     assert opt.metrics["norm_squared"].dtype == jnp.float32
 
-
-def test_conditions_print_as_the_code_that_makes_them():
     tx = sl.adam(0.1).every_k(4, mean=False, skip=BOTH)
     assert repr(tx.skip) == "sl.SkipNotFinite() | sl.SkipLargeUpdates(30.0)"
     assert eval(repr(tx), {"sl": sl}) == tx
@@ -215,7 +209,7 @@ def test_a_condition_that_returns_something_else_is_refused_at_binding(message):
         sl.Optimizer(tx, {"w": jnp.ones(3)})
 
 
-def test_something_that_is_no_condition_and_two_reports_of_one_name_are_refused():
+def test_conditions_must_be_some_with_the_same_names_always():
     tx = sl.adam(0.1).every_k(2, skip=sl.SkipLargeUpdates(1.0) | sl.SkipLargeUpdates(2.0))
     two = "Two of the conditions sl.SkipLargeUpdates(1.0) | sl.SkipLargeUpdates(2.0) report "
     with refuses(ValueError, f"{two}'norm_squared'. Use different names."):
@@ -233,8 +227,6 @@ def test_something_that_is_no_condition_and_two_reports_of_one_name_are_refused(
     with refuses(TypeError, f"{must}3."):
         sl.SkipNotFinite() | 3
 
-
-def test_a_condition_must_report_the_same_names_always():
     def condition(updates, gradient_step, params):
         return False, {} if params is None else {"known": 1}
 

@@ -92,7 +92,7 @@ def test_an_average_is_the_weighted_mean_of_the_parameters(name):
         np.testing.assert_allclose(a, expected, rtol=1e-5, atol=1e-7)
 
 
-def test_an_average_changes_no_step():
+def test_an_average_begins_with_the_parameters_and_changes_no_step():
     plain, *averaged = jax.jit(
         lambda: [
             slalom_trajectory(tx, MODEL, GRADS)[0]
@@ -102,13 +102,17 @@ def test_an_average_changes_no_step():
     for path in averaged:
         assert_same_bits(path, plain)
 
-
-def test_the_first_average_is_the_parameters_to_the_last_bit():
     for tx in (sl.sgd(0.1).average(0.9999), sl.Scale(2.0) | sl.sgd(0.1).average()):
         opt = sl.Optimizer(tx, MODEL)
         assert_same_bits(opt.eval_params(MODEL), MODEL)
         model, opt = opt.step(MODEL, at(GRADS, 0))
         assert_same_bits(opt.eval_params(model), model)
+
+    model = mlp()
+    for tx in (sl.adam(0.1), sl.adam(0.1).every_k(2), sl.lion(0.1)):
+        evaluated = sl.Optimizer(tx, model).eval_params(model)
+        for a, b in zip(jax.tree.leaves(evaluated), jax.tree.leaves(model), strict=True):
+            assert a is b
 
 
 def test_a_half_precision_average_does_not_stall():
@@ -124,14 +128,6 @@ def test_a_half_precision_average_does_not_stall():
     evaluated = opt.eval_params(model)
     assert evaluated.dtype == jnp.bfloat16
     np.testing.assert_allclose(np.asarray(evaluated, np.float32), 1 - 0.999**3000, rtol=4e-3)
-
-
-def test_without_a_writer_the_model_itself_is_evaluated():
-    model = mlp()
-    for tx in (sl.adam(0.1), sl.adam(0.1).every_k(2), sl.lion(0.1)):
-        evaluated = sl.Optimizer(tx, model).eval_params(model)
-        for a, b in zip(jax.tree.leaves(evaluated), jax.tree.leaves(model), strict=True):
-            assert a is b
 
 
 @pytest.mark.slow

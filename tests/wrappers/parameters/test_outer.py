@@ -41,12 +41,10 @@ def test_every_few_steps_with_momentum():
     assert int(opt.state.syncs) == 2
 
 
-def test_lookahead_is_an_outer_optimizer():
+def test_a_reset_inside_keeps_the_outer_state_and_bare_names_are_those_inside():
     tx = sl.adam(0.1).lookahead(2, 0.5, reset_state=True)
     assert tx == sl.adam(0.1).outer(sl.sgd(0.5), 2, reset_state=True)
 
-
-def test_a_reset_of_the_inner_state_keeps_that_of_the_outer_one():
     tx = sl.sgd(0.1, momentum=0.9).outer(nesterov, every=2, reset_state=True)
     params = jnp.ones(2)
     opt = sl.Optimizer(tx, params)
@@ -55,8 +53,6 @@ def test_a_reset_of_the_inner_state_keeps_that_of_the_outer_one():
     assert not np.any(jax.tree.leaves(opt.state_of("outer.trace").trace)[0])
     assert np.all(jax.tree.leaves(opt.state_of("optimizer.trace").trace)[0])
 
-
-def test_a_name_without_a_path_is_that_of_the_inner_transform():
     slow = sl.sgd(sl.schedules.linear(0.7, 0.0, 2))
     params = jnp.ones(2)
     opt = sl.Optimizer(sl.sgd(0.1).outer(slow, every=1), params)
@@ -150,16 +146,13 @@ COLLECTIVE = re.compile(r" (all-\w+|collective-\w+|reduce-scatter)(-start)?\(")
 
 
 @pytest.mark.slow
-def test_replicas_reduce_only_where_they_meet():
+def test_replicas_reduce_where_they_meet_and_one_is_an_outer_optimizer():
     diloco, carry, batch = start(len(jax.devices()))
     assert len(jax.devices()) > 1
     text = diloco.lower(jnp.array(0), *carry, *batch).compile().as_text()
     assert COLLECTIVE.search(text)
     assert not any(map(COLLECTIVE.search, outside_of_conditionals(text)))
 
-
-@pytest.mark.slow
-def test_one_replica_is_an_outer_optimizer():
     diloco, (fast, inner, slow, outer), (x, y) = start(1)
     tx = sl.sgd(0.1).outer(nesterov, every=EVERY)
     step, model = sl.train_step(mean_square), jax.tree.map(lambda p: p[0], fast)

@@ -84,12 +84,28 @@ def test_y_and_x_are_those_of_the_textbook(name):
 
 
 @pytest.mark.slow
-def test_each_leaf_is_weighed_by_the_rate_of_its_own_group():
+def test_averages_follow_the_rate_of_groups_skipped_steps_and_resets():
     vectors = sl.where.ndim(1)
     tx = sl.sgd(halving).partition({vectors: sl.sgd(0.1), sl.where.ndim(0): sl.SetToZero()})
     history, opt = check(tx.schedule_free(), {0: [0.0] * 6, 1: [0.1] * 6, 2: HALVED})
     assert opt.state.weight_sum.shape == (3,)
     assert jnp.all(history["scales"][0] == MODEL["scales"][0])
+
+    tx = sl.sgd(halving).schedule_free()
+    with_nan = jax.tree.map(lambda g: jnp.insert(g, 2, jnp.nan, axis=0), GRADS)
+    plain, _ = slalom_trajectory(tx, MODEL, GRADS)
+    skipping, opt = slalom_trajectory(tx.if_finite(), MODEL, with_nan)
+    kept = jax.tree.map(lambda h: jnp.delete(h, 2, axis=0), skipping)
+    assert_same_path(kept, plain, MODEL, 1e-6)
+    assert opt.state.inner.age == 6
+
+    tx = sl.sgd(0.1).schedule_free()
+    _, opt = slalom_trajectory(tx, MODEL, GRADS)
+    opt = opt.reset(MODEL, where=sl.where.ndim(2))
+    ages = dict(zip(("bias", "weight", "scale"), opt.state.age.tolist(), strict=True))
+    assert ages == {"bias": 6, "weight": 0, "scale": 6}
+    x = opt.eval_params(MODEL)["dense"]["weight"]
+    np.testing.assert_allclose(x, MODEL["dense"]["weight"], rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -108,28 +124,6 @@ def test_sums_of_weights_do_not_stall_in_half_precision():
     assert opt.eval_params(model).dtype == jnp.bfloat16
     half = sl.Optimizer(sl.sgd(0.1).schedule_free(state_dtype="bfloat16"), MODEL)
     assert half.state.z["scales"][0].dtype == jnp.bfloat16
-
-
-@pytest.mark.slow
-def test_skipped_steps_neither_count_nor_average():
-    tx = sl.sgd(halving).schedule_free()
-    with_nan = jax.tree.map(lambda g: jnp.insert(g, 2, jnp.nan, axis=0), GRADS)
-    plain, _ = slalom_trajectory(tx, MODEL, GRADS)
-    skipping, opt = slalom_trajectory(tx.if_finite(), MODEL, with_nan)
-    kept = jax.tree.map(lambda h: jnp.delete(h, 2, axis=0), skipping)
-    assert_same_path(kept, plain, MODEL, 1e-6)
-    assert opt.state.inner.age == 6
-
-
-@pytest.mark.slow
-def test_a_reset_parameter_begins_its_average_again():
-    tx = sl.sgd(0.1).schedule_free()
-    _, opt = slalom_trajectory(tx, MODEL, GRADS)
-    opt = opt.reset(MODEL, where=sl.where.ndim(2))
-    ages = dict(zip(("bias", "weight", "scale"), opt.state.age.tolist(), strict=True))
-    assert ages == {"bias": 6, "weight": 0, "scale": 6}
-    x = opt.eval_params(MODEL)["dense"]["weight"]
-    np.testing.assert_allclose(x, MODEL["dense"]["weight"], rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -169,7 +163,7 @@ WARNED = {
 }
 
 
-def test_leaves_need_one_learning_rate_and_one_writer_and_no_momentum_inside():
+def test_places_inside_and_warmups_of_schedules_are_refused():
     for message, tx in REFUSED.items():
         with pytest.raises(ValueError, match=message):
             sl.Optimizer(tx.schedule_free(), MODEL)
@@ -177,8 +171,6 @@ def test_leaves_need_one_learning_rate_and_one_writer_and_no_momentum_inside():
         with pytest.warns(UserWarning, match=advice):
             sl.Optimizer(tx.schedule_free(), MODEL)
 
-
-def test_a_warmup_of_a_schedule_is_refused():
     with pytest.raises(TypeError, match="begin with the warm-up"):
         sl.schedule_free_sgd(halving, warmup_steps=2)
     with pytest.raises(ValueError, match="warmup_steps must be in"):
@@ -209,7 +201,7 @@ def plus_by_the_book(y, loss_and_grad, decay, steps, *, beta, r, polyak_beta, af
     return x, y
 
 
-def test_schedule_free_plus_gives_known_numbers():
+def test_schedule_free_plus_gives_known_numbers_with_a_decay_too():
     # From the equations of Defazio, 2026: θ²/2 from 2, without decay.
     opt = sl.Optimizer(sl.adam(1.0, b2=0.95).schedule_free(polyak=True), jnp.array(2.0))
     y, zs, xs = jnp.array(2.0), (1.202115, 0.740084, 0.540953), (1.202115, 0.971100, 0.827717)
@@ -219,23 +211,6 @@ def test_schedule_free_plus_gives_known_numbers():
         np.testing.assert_allclose(opt.eval_params(y), x, rtol=2e-6)
         np.testing.assert_allclose(opt.state_of("schedule_free").z, z, rtol=2e-6)
 
-
-PLUS = {"b": jnp.array([0.5, -1.0]), "w": jnp.array([[2.0, 1.0], [-1.0, 0.5]])}
-
-
-def plus_loss(params):
-    return 1 + jnp.sum(params["w"] ** 2) + jnp.sum((params["w"] @ params["b"] - 1) ** 2)
-
-
-def plus_steps(tx, number, **options):
-    params, opt = PLUS, sl.Optimizer(tx, PLUS)
-    step = sl.train_step(plus_loss, donate=False, **options)
-    for _ in range(number):
-        params, opt, _ = step(params, opt)
-    return params, opt
-
-
-def test_schedule_free_plus_with_a_decay_follows_the_book():
     def loss_and_grad(y):
         with jax.enable_x64(True):
             given = {"b": jnp.asarray(y[0]), "w": jnp.asarray(y[1])}
@@ -254,6 +229,21 @@ def test_schedule_free_plus_with_a_decay_follows_the_book():
     for i, name in enumerate("bw"):
         np.testing.assert_allclose(params[name], y[i], rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(opt.eval_params(params)[name], x[i], rtol=1e-5, atol=1e-6)
+
+
+PLUS = {"b": jnp.array([0.5, -1.0]), "w": jnp.array([[2.0, 1.0], [-1.0, 0.5]])}
+
+
+def plus_loss(params):
+    return 1 + jnp.sum(params["w"] ** 2) + jnp.sum((params["w"] @ params["b"] - 1) ** 2)
+
+
+def plus_steps(tx, number, **options):
+    params, opt = PLUS, sl.Optimizer(tx, PLUS)
+    step = sl.train_step(plus_loss, donate=False, **options)
+    for _ in range(number):
+        params, opt, _ = step(params, opt)
+    return params, opt
 
 
 @pytest.mark.slow

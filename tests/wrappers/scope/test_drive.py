@@ -125,13 +125,25 @@ class Thermostat(sl.schedules.AbstractStatefulSchedule):
         return 1.0 / state.astype(jnp.float32)
 
 
-def test_a_schedule_of_ones_own_and_exact_hyperparams():
+def test_schedules_of_ones_own_are_shown_in_their_place_outside_of_windows_too():
     opt = sl.Optimizer(sl.sgd(1.0).drive({"learning_rate": Thermostat()}), PARAMS)
     for n in (1, 2, 3):
         promised = opt.hyperparams["learning_rate"]
         updates, opt = opt.update(PARAMS, GRADS)
         np.testing.assert_allclose(updates["b"], -1 / n, rtol=1e-6)
         np.testing.assert_allclose(promised, 1 / n, rtol=1e-6)
+
+    tx = sl.adam(0.1).drive({"learning_rate": Plateau(0.1)})
+    link = tx["scale_by_learning_rate"]
+    assert repr(link) == "sl.ScaleByLearningRate(sl.schedules.ReduceOnPlateau(0.1))"
+
+    tx = sl.sgd(0.1).drive({"learning_rate": OfTheLoss()}).every_k(2)
+    params, opt = PARAMS, sl.Optimizer(tx.schedule_free().record(), PARAMS)
+    for loss in (1.0, 3.0):
+        params, opt = opt.step(params, GRADS, value=loss)
+    assert float(opt.state.inner.max_rate) == 2
+    (used,) = (x for path, x in opt.metrics.items() if path.endswith("learning_rate"))
+    assert float(used) == 2
 
 
 def test_the_numbers_of_a_schedule_are_changed_by_name_without_a_new_program():
@@ -155,12 +167,6 @@ def test_the_numbers_of_a_schedule_are_changed_by_name_without_a_new_program():
     assert traced == 1
 
 
-def test_a_part_is_shown_with_the_schedule_in_its_place():
-    tx = sl.adam(0.1).drive({"learning_rate": Plateau(0.1)})
-    link = tx["scale_by_learning_rate"]
-    assert repr(link) == "sl.ScaleByLearningRate(sl.schedules.ReduceOnPlateau(0.1))"
-
-
 class OfTheLoss(sl.schedules.AbstractStatefulSchedule):
     """The loss as the value of a schedule."""
 
@@ -174,16 +180,6 @@ class OfTheLoss(sl.schedules.AbstractStatefulSchedule):
 
     def value(self, state):
         return state
-
-
-def test_a_reader_outside_of_every_k_sees_the_loss_of_the_window():
-    tx = sl.sgd(0.1).drive({"learning_rate": OfTheLoss()}).every_k(2)
-    params, opt = PARAMS, sl.Optimizer(tx.schedule_free().record(), PARAMS)
-    for loss in (1.0, 3.0):
-        params, opt = opt.step(params, GRADS, value=loss)
-    assert float(opt.state.inner.max_rate) == 2
-    (used,) = (x for path, x in opt.metrics.items() if path.endswith("learning_rate"))
-    assert float(used) == 2
 
 
 DRIVEN = sl.sgd(0.1).drive({"learning_rate": Plateau(0.1)})
@@ -226,15 +222,13 @@ AMBIGUOUS = {
 }
 
 
-def test_bad_input_is_refused_in_words():
+def test_bad_input_is_refused_and_a_driven_factor_has_an_unknown_sign():
     for error, cases in ((TypeError, WRONG_KIND), (ValueError, WRONG_VALUE), (KeyError, AMBIGUOUS)):
         for message, bad in cases.items():
             with pytest.raises(error) as caught:
                 bad()
             assert caught.value.args[0] == message
 
-
-def test_a_driven_factor_has_an_unknown_sign_at_binding():
     factors = {"step_size": sl.Scale(1.0), "scale_factor": sl.NormalizeByUpdateNorm(1.0)}
     for field, link in factors.items():
         tx = (sl.adam(0.1) | link).drive({field: Plateau(1.0)})

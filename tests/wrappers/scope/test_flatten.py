@@ -145,14 +145,12 @@ def test_a_buffer_holds_a_bounded_number_of_leaves():
         assert u.tolist() == [i, i]
 
 
-def test_what_is_joined_is_printed_where_it_is_not_the_default():
+def test_buffers_are_printed_found_and_share_kernels():
     assert repr(sl.sgd(0.1).flatten()).endswith(".flatten()")
     assert repr(sl.sgd(0.1).flatten(max_size=100)).endswith(".flatten(100)")
     with pytest.raises(ValueError, match="max_size must be at least 1"):
         sl.sgd(0.1).flatten(max_size=0)
 
-
-def test_updates_in_another_dtype_find_their_buffer():
     # After a link in front every update is float32, also of bfloat16 parameters.
     params = {k: MIXED[k] for k in "abc"}
     tx = sl.Clip(0.2) | sl.Trace(0.9).flatten()
@@ -161,6 +159,9 @@ def test_updates_in_another_dtype_find_their_buffer():
     assert jax.tree.structure(after) == jax.tree.structure(state)
     assert {u.dtype.name for u in jax.tree.leaves(updates)} == {"float32"}
     assert [u.shape for u in jax.tree.leaves(updates)] == [(2, 2), (3,), ()]
+
+    tx = sl.adamw(1e-3).flatten()
+    assert kernels(tx, [(64,)] * 8) == kernels(tx, [(64,)] * 4)
 
 
 class ScaleByGiven(sl.AbstractTransform):
@@ -176,11 +177,6 @@ class ScaleByGiven(sl.AbstractTransform):
         return made, state
 
 
-def test_leaves_share_kernels_wherever_they_are_in_the_buffer():
-    tx = sl.adamw(1e-3).flatten()
-    assert kernels(tx, [(64,)] * 8) == kernels(tx, [(64,)] * 4)
-
-
 def clipped(number):
     """One step of many leaves as a program, and the number of calls in Python that trace it."""
     params = {f"w{i:04}": jax.ShapeDtypeStruct((64,), jnp.float32) for i in range(number)}
@@ -192,15 +188,12 @@ def clipped(number):
 
 
 @pytest.mark.slow
-def test_the_work_of_tracing_grows_no_faster_than_the_number_of_leaves():
+def test_tracing_and_fusions_grow_no_faster_than_the_number_of_leaves():
     clipped(8)  # what is traced once
     (few, of_few), (many, of_many) = clipped(100), clipped(200)
     assert of_many <= 2.1 * of_few
     assert len(many.eqns) <= 2.1 * len(few.eqns)
 
-
-@pytest.mark.slow
-def test_a_compiled_step_has_one_fusion_for_each_further_leaf():
     def fusions(number):
         params = {f"w{i}": jax.ShapeDtypeStruct((8,), jnp.float32) for i in range(number)}
         tx = (sl.ClipByGlobalNorm(1.0) | sl.adamw(1e-3)).flatten()
@@ -209,7 +202,7 @@ def test_a_compiled_step_has_one_fusion_for_each_further_leaf():
     assert fusions(40) - fusions(20) == 20
 
 
-def test_what_the_context_holds_for_each_parameter_is_joined():
+def test_the_context_is_joined_and_each_parameter_described():
     params = {"w": jnp.array([[1.0, 2.0]]), "b": jnp.array(3.0)}
     grads = jax.tree.map(jnp.ones_like, params)
     known = {
@@ -223,8 +216,6 @@ def test_what_the_context_holds_for_each_parameter_is_joined():
     assert_close(flat, updates, rtol=1e-7)
     np.testing.assert_allclose(flat["w"], [[10.0, 17.0]])
 
-
-def test_each_parameter_is_described_with_what_acts_on_it_in_its_buffer_and_its_bytes():
     params = nested_dict(KEY)
     tx = sl.ClipByGlobalNorm(1.0) | sl.adamw(0.1, weight_decay=0.25).flatten()
     opt = sl.Optimizer(tx, params)

@@ -54,7 +54,7 @@ def test_metrics_are_a_flat_dict_that_takes_suffixes():
         metrics["grad_norm"]
 
 
-def test_what_was_read_from_an_optimizer_outlives_its_donation():
+def test_metrics_outlive_donation_and_are_plain_numbers_for_loggers():
     model = jax.tree.map(jnp.copy, MODEL)
     opt = sl.Optimizer(sl.sgd(0.1).record().lookahead(2, 0.5), model)
     step = sl.train_step(lambda model: sum(jnp.sum(x**2) for x in jax.tree.leaves(model)))
@@ -71,8 +71,15 @@ def test_what_was_read_from_an_optimizer_outlives_its_donation():
     with pytest.raises(ValueError, match="donated"):
         _ = opt.loss_scale
 
+    params = jnp.zeros(2)
+    opt = sl.Optimizer(sl.adam(0.1).record().if_finite(), params)
+    _, opt = opt.step(params, jnp.ones(2))
+    logged = json.loads(json.dumps(opt.metrics.to_dict() | opt.hyperparams.to_dict()))
+    assert logged["if_finite.record.scale_by_learning_rate.learning_rate"] == 0.1
+    assert logged["if_finite.last_finite"] is True
 
-def test_record_measures_what_comes_in_what_goes_out_and_the_parameters():
+
+def test_record_measures_what_comes_in_and_goes_out_and_measures_may_be_trees():
     tx = (sl.ClipByGlobalNorm(0.5) | sl.sgd(0.1)).record()
     stepped, opt = sl.Optimizer(tx, MODEL).step(MODEL, at(GRADS, 0))
     np.testing.assert_allclose(opt.metrics["grad_norm"], norm(at(GRADS, 0)), rtol=1e-6)
@@ -84,9 +91,16 @@ def test_record_measures_what_comes_in_what_goes_out_and_the_parameters():
     assert jnp.array_equal(stepped, model)
     np.testing.assert_allclose(opt.metrics["update_norm"], 2e-6, rtol=1e-5)
 
+    tx = sl.Monitor({"long": too_long, "parts": lambda u: {"w": jax.tree.leaves(u)[0]}})
+    opt = sl.Optimizer(tx | sl.sgd(0.1), MODEL)
+    _, opt = opt.step(MODEL, at(GRADS, 0))
+    assert opt.metrics["monitor.long"].dtype == bool
+    assert bool(opt.metrics["long"]) == (norm(at(GRADS, 0)) > 2)
+    np.testing.assert_array_equal(opt.metrics["monitor.parts.w"], jax.tree.leaves(at(GRADS, 0))[0])
+
 
 @pytest.mark.slow
-def test_record_tells_the_hyperparameters_as_used():
+def test_record_tells_the_hyperparameters_as_used_and_nothing_of_idle_steps():
     halving = sl.schedules.piecewise_constant(1.0, {1: 0.5, 2: 0.5})
     opt = sl.Optimizer(sl.sgd(halving).record(), MODEL)
     model, used = MODEL, []
@@ -96,9 +110,6 @@ def test_record_tells_the_hyperparameters_as_used():
     assert used == [1.0, 0.5, 0.25]
     assert opt.hyperparams["learning_rate"] == 0.25
 
-
-@pytest.mark.slow
-def test_record_of_an_idle_step_is_zero_and_needs_no_buffer_of_its_own():
     model = {"w": jnp.ones(1 << 16)}
     paced = (sl.Clip(1.0) | sl.adam(0.1).every_k(2)).record()
     _, opt = sl.Optimizer(paced, model).step(model, model)
@@ -108,18 +119,18 @@ def test_record_of_an_idle_step_is_zero_and_needs_no_buffer_of_its_own():
         memory = compiled_step(tx, model).memory_analysis()
         assert memory.temp_size_in_bytes <= 2.01 * model["w"].nbytes
 
+    params, huge = jnp.zeros(2), jnp.full(2, 1e20)
+    plain = sl.Optimizer(sl.sgd(1.0).if_finite(check="both"), params)
+    recorded = sl.Optimizer(sl.sgd(1.0).record().if_finite(check="both"), params)
+    outside = sl.Optimizer(sl.sgd(1.0).if_finite(check="both").record(), params)
+    expected, _ = plain.step(params, huge)
+    for opt in (recorded, outside):
+        stepped, _ = opt.step(params, huge)
+        assert stepped.tolist() == expected.tolist() != params.tolist()
+
 
 def too_long(updates):
     return sl.tree.global_norm(updates) > 2.0
-
-
-def test_a_measurement_may_be_a_tree_and_a_bool():
-    tx = sl.Monitor({"long": too_long, "parts": lambda u: {"w": jax.tree.leaves(u)[0]}})
-    opt = sl.Optimizer(tx | sl.sgd(0.1), MODEL)
-    _, opt = opt.step(MODEL, at(GRADS, 0))
-    assert opt.metrics["monitor.long"].dtype == bool
-    assert bool(opt.metrics["long"]) == (norm(at(GRADS, 0)) > 2)
-    np.testing.assert_array_equal(opt.metrics["monitor.parts.w"], jax.tree.leaves(at(GRADS, 0))[0])
 
 
 def test_monitors_measure_with_averages_also_in_a_scan():
@@ -156,27 +167,6 @@ def test_monitors_measure_with_averages_also_in_a_scan():
 def test_a_measure_that_is_no_function_is_refused(make):
     with pytest.raises(TypeError):
         make()
-
-
-@pytest.mark.slow
-def test_recording_changes_no_decision():
-    params, huge = jnp.zeros(2), jnp.full(2, 1e20)
-    plain = sl.Optimizer(sl.sgd(1.0).if_finite(check="both"), params)
-    recorded = sl.Optimizer(sl.sgd(1.0).record().if_finite(check="both"), params)
-    outside = sl.Optimizer(sl.sgd(1.0).if_finite(check="both").record(), params)
-    expected, _ = plain.step(params, huge)
-    for opt in (recorded, outside):
-        stepped, _ = opt.step(params, huge)
-        assert stepped.tolist() == expected.tolist() != params.tolist()
-
-
-def test_metrics_and_hyperparams_are_plain_numbers_for_loggers():
-    params = jnp.zeros(2)
-    opt = sl.Optimizer(sl.adam(0.1).record().if_finite(), params)
-    _, opt = opt.step(params, jnp.ones(2))
-    logged = json.loads(json.dumps(opt.metrics.to_dict() | opt.hyperparams.to_dict()))
-    assert logged["if_finite.record.scale_by_learning_rate.learning_rate"] == 0.1
-    assert logged["if_finite.last_finite"] is True
 
 
 @pytest.mark.slow

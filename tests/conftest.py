@@ -118,7 +118,7 @@ def x64():
 TYPECHECKED = {
     *("docs", "refusals", "test_table", "test_types", "test_typecheck", "test_methods"),
     *("test_plan", "test_describe", "test_combine", "test_compute_dtype", "test_keep_best"),
-    *("test_checkpoint", "test_checkpoint_changes", "test_checkpoint_storage"),
+    *("test_checkpoint", "test_checkpoint_changes"),
 }
 """The folders and files whose tests check types. `test_table` does so for all rows. Elsewhere it
 would be the same again, and take a third of the time."""

@@ -56,7 +56,7 @@ def test_the_certified_values_are_reached(x64, run):
     assert found >= 6, (found, steps, b)
 
 
-# The second takes twice as long, and `test_nist.py` has other problems for it.
+# The second takes twice as long, and NIST has other problems for it.
 @pytest.mark.parametrize("code", sampled(["sl.gauss_newton()", "sl.levenberg_marquardt()"]))
 def test_the_error_falls_far_below_that_of_first_order_rules(x64, code):
     """On 480 fixed points. Adam ends at 2e-3 after 3 000 steps, in as many seconds."""
@@ -82,7 +82,7 @@ def small_poisson(seed):
     return loss_fn, batch, sl.minimize(loss_fn, sl.adam(3e-3), model, batch, max_steps=300).model
 
 
-@EXHAUSTIVE  # a comparison of three seeds: `test_broyden.py` has the formulas
+@EXHAUSTIVE  # a comparison of three seeds: `test_quasi_newton.py` has the formulas
 def test_self_scaled_broyden_is_a_fifth_of_bfgs(x64):
     """The median ratio of three seeds, after the same steps from one start."""
     ratios = []

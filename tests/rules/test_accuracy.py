@@ -33,10 +33,10 @@ WITHOUT_FORMULA = {
     # Signs, norms, and products of matrices: `test_preconditioners.py` has dense formulas.
     *("Cautious", "KeepInitialNorm", "ScaleBySoap", "ScaleByKlSoap", "ScaleBySplus"),
     *("ScaleByKron", "ScaleByShampoo"),
-    # `test_gauss_newton.py` and `test_nist.py` compare with damped solutions and certified values.
+    # `test_gauss_newton.py` and `test_problems.py` compare with damped solutions and certified values.
     *("ScaleByGaussNewton", "ScaleByLevenbergMarquardt"),
     *("PinRadius", "RadialBrake", "UpdateFloor"),
-    # `test_broyden.py` has those of the authors.
+    # `test_quasi_newton.py` has those of the authors.
     "ScaleBySelfScaledBroyden",
     *("CorrectByMars", "Orthogonalize", "ScaleByRowRms", "NormalizeColumns", "ScaleByFanIn"),
     # `test_qk_clip.py` has the logits that it bounds.

@@ -81,7 +81,7 @@ INSENSITIVE = {
     "RAdam never rectifies with this decay, and its degrees of freedom pass all thresholds.": (
         "ScaleByRadam.b2 ScaleByRadam.threshold"
     ),
-    "The hills are concave there, so ε divides. `test_sophia.py` has other curvatures.": (
+    "The hills are concave there, so ε divides. `test_hessian_estimates.py` has others.": (
         "ScaleBySophia.b2 ScaleBySophia.gamma"
     ),
     "The estimate stays below its start.": "ScaleByProdigy.b3 ScaleByProdigy.estim_lr_coef",

@@ -287,7 +287,7 @@ def test_a_pair_of_wrappers_is_its_plain_form(row, pair):
 
 
 # `flatten` takes only rules that act number by number. After a step that is skipped, IVON draws
-# another sample, which `test_ivon.py` is about.
+# another sample, which `test_hessian_estimates.py` is about.
 SKIPPING = ("if_finite", "when zero", "when pass")
 ALONE = [
     (wrapper, row)

@@ -33,7 +33,7 @@ WITHOUT_FORMULA = {
     # Signs, norms, and products of matrices: `test_preconditioners.py` has dense formulas.
     *("Cautious", "KeepInitialNorm", "ScaleBySoap", "ScaleByKlSoap", "ScaleBySplus"),
     *("ScaleByKron", "ScaleByShampoo"),
-    # `test_gauss_newton.py` and `test_problems.py` compare with damped solutions and certified values.
+    # `test_gauss_newton.py` and `test_problems.py` have damped solutions and certified values.
     *("ScaleByGaussNewton", "ScaleByLevenbergMarquardt"),
     *("PinRadius", "RadialBrake", "UpdateFloor"),
     # `test_quasi_newton.py` has those of the authors.

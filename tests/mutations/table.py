@@ -140,7 +140,7 @@ MUTATIONS = {
         "wrappers/gradients/maximize.py",
         "value=None if value is None else -value",
         "value=value",
-        "wrappers/gradients/test_maximize.py",
+        "wrappers/gradients/test_directions.py",
     ),
     "ReLoBRaLo looks back at its first weights too soon": Mutation(
         "combine/values.py",

@@ -25,7 +25,7 @@ class Counted(sl.AbstractStatelessTransform):
         return updates
 
 
-def test_an_equal_pair_is_checked_once_and_another_pair_again():
+def test_an_equal_pair_is_checked_once_and_every_binding_warns():
     tx = sl.adam(0.0124)
     first, second = (sl.Optimizer(Counted() | tx, model) for _ in range(2))
     assert len(checks) == 1
@@ -43,8 +43,6 @@ def test_an_equal_pair_is_checked_once_and_another_pair_again():
         sl.Optimizer(Counted() | other, params)
         assert len(checks) == number
 
-
-def test_errors_and_warnings_come_at_every_binding():
     ascending = sl.Scale(-1.0).mask(sl.where.path("a"))
     twice = sl.sgd(0.1) | sl.sgd(0.1)
     for _ in range(2):
@@ -99,7 +97,7 @@ def names(opt):
     return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in found]
 
 
-def test_leaves_of_an_optimizer_are_named_by_the_path_grammar():
+def test_leaves_are_named_by_their_full_paths_which_two_never_share():
     model = eqx.nn.MLP(2, 1, 3, 1, key=jax.random.key(0))
     schedule = sl.schedules.linear(init_value=0.1, end_value=0.0, transition_steps=5)
     tx = sl.named_chain(clip=sl.ClipByGlobalNorm(1.0)) | sl.sgd(schedule, momentum=0.9)
@@ -119,8 +117,6 @@ def test_leaves_of_an_optimizer_are_named_by_the_path_grammar():
     (path, _), *_ = jax.tree_util.tree_leaves_with_path({"opt": sl.Optimizer(tx, model)})
     assert jax.tree_util.keystr(path) == "['opt'].arrays.clip.max_norm"
 
-
-def test_two_leaves_never_share_a_name_that_is_their_full_path():
     tx = sl.AddNoise(0.1, 0.5) | sl.named_chain(count=sl.Scale(-0.1))
     found = names(sl.Optimizer(tx, {"w": jnp.ones(2)}))
     assert found == [

@@ -36,13 +36,23 @@ def make_loss():
 tx = (sl.ClipByGlobalNorm(1.0) | sl.adamw(1e-2)).every_k(2)
 
 
-def test_one_program_serves_any_number_of_steps_and_values():
+def test_one_program_serves_any_number_of_steps_and_keeps_no_tracer():
     loss_fn, model = make_loss(), make_model()
     opt = sl.Optimizer(tx, model)
     for learning_rate in (1e-3, 1, np.float32(1e-2), jnp.float32(0.1), jnp.asarray(0.2)):
         opt = opt.with_hyperparams(learning_rate=learning_rate)
         model, opt, _ = sl.train_step(loss_fn)(model, opt, x, y)
     assert loss_fn.traces == 1
+
+    model = {"w": jnp.ones(2)}
+    opt = sl.Optimizer(sl.sgd(0.1), model)
+
+    @jax.jit
+    def run(model, opt, scale):
+        return opt.step(model, model, value_fn=lambda m: jnp.sum(m["w"]) * scale)
+
+    with jax.checking_leaks():
+        run(model, opt, jnp.float32(2.0))
 
 
 class Scaled(eqx.Module):
@@ -60,7 +70,7 @@ class Scaled(eqx.Module):
 
 
 @pytest.mark.slow
-def test_the_step_of_a_method_outlives_other_steps_of_it():
+def test_losses_have_programs_of_their_own_that_are_forgotten_with_them():
     loss, model = Scaled(1), make_model()
     opt = sl.Optimizer(tx, model)
     first, second = sl.train_step(loss.method), sl.train_step(loss.method)
@@ -70,15 +80,22 @@ def test_the_step_of_a_method_outlives_other_steps_of_it():
     second(model, opt, x[:2], y[:2])
     assert loss.traces == [(4, 2), (2, 2)]
 
-
-@pytest.mark.slow
-def test_losses_that_compare_equal_have_programs_of_their_own():
     model = make_model()
     opt = sl.Optimizer(tx, model)
     losses = [Scaled(scale) for scale in (1, True)]
     assert losses[0] == losses[1]
     one, ten = (sl.train_step(loss, donate=False)(model, opt, x, y)[2] for loss in losses)
     np.testing.assert_allclose(ten, 10 * one, rtol=1e-6)
+
+    model = make_model()
+    loss_fn = make_loss()
+    step = sl.train_step(loss_fn)
+    step(model, sl.Optimizer(tx, model), x, y)
+    alive = weakref.ref(loss_fn)
+    del step, loss_fn
+    jax.clear_caches()
+    gc.collect()
+    assert alive() is None
 
 
 def scaled(traces, scale, model, x, y, shift=0.0):
@@ -121,7 +138,7 @@ def test_another_loss_of_the_same_structure_does_not_compile_again(name):
     np.testing.assert_allclose(losses[1], 2 * losses[0], rtol=1e-6)
 
 
-def test_a_partial_loss_names_its_batch_arguments():
+def test_partial_losses_name_their_arguments_and_another_value_fn_compiles_nothing():
     def loss_fn(scale, model, x, y):
         return scale * mean_square(model, x, y)
 
@@ -131,8 +148,6 @@ def test_a_partial_loss_names_its_batch_arguments():
     step = sl.train_step(loss_fn, microbatches=2, batch_args=("x", "y"), donate=False)
     np.testing.assert_allclose(step(model, opt, x, y)[2], loss_fn(model, x, y), rtol=1e-6)
 
-
-def test_another_value_fn_of_the_same_structure_does_not_compile_again():
     traces, counts = [], []
 
     def value_fn(scale, model):
@@ -162,19 +177,6 @@ def test_without_a_loss_it_decorates_and_it_is_pickled_as_its_loss_and_options()
     assert repr(step) == "sl.train_step(sum_of, donate=False)"
 
 
-@pytest.mark.slow
-def test_steps_of_a_dead_loss_are_forgotten():
-    model = make_model()
-    loss_fn = make_loss()
-    step = sl.train_step(loss_fn)
-    step(model, sl.Optimizer(tx, model), x, y)
-    alive = weakref.ref(loss_fn)
-    del step, loss_fn
-    jax.clear_caches()
-    gc.collect()
-    assert alive() is None
-
-
 def test_static_arguments_must_hash_and_are_not_mixed_up_across_types():
     seen = []
 
@@ -198,7 +200,7 @@ def test_static_arguments_must_hash_and_are_not_mixed_up_across_types():
         step(model, sl.Optimizer(sl.sgd(0.1), model), Settings())
 
 
-def test_the_call_returns_before_the_work_is_done():
+def test_a_call_returns_before_its_work_is_done_also_beside_a_runtime_check():
     # About half a second of work, where a call that does not wait takes a millisecond.
     def loss_fn(model, matrix):
         matrix = jax.lax.fori_loop(0, 500, lambda _, m: jnp.tanh(m @ matrix), matrix)
@@ -209,6 +211,16 @@ def test_the_call_returns_before_the_work_is_done():
     opt = sl.Optimizer(sl.sgd(0.1), model)
     step(model, opt, matrix)[2].block_until_ready()  # compiled
     assert not step(model, opt, matrix)[2].is_ready()
+
+    def loss_fn(model, checked):
+        loss = jnp.sum(model["w"] ** 2)
+        return eqx.error_if(loss, loss > 9, "too large") if checked else loss
+
+    model = {"w": jnp.ones(2)}
+    step = sl.train_step(loss_fn, donate=False)
+    for checked in (True, False):
+        step(model, sl.Optimizer(sl.sgd(0.1), model), checked)
+    assert [one.has_runtime_checks for one in step._program._signatures.values()] == [True, False]
 
 
 @pytest.mark.slow
@@ -239,7 +251,7 @@ def test_by_default_the_model_is_kept_and_donated_ones_are_refused_by_name():
 
 
 @pytest.mark.slow
-def test_donation_does_not_change_the_numbers():
+def test_donation_changes_no_number_and_learning_rates_share_a_program():
     model = {"w": jnp.linspace(-1, 1, 4).reshape(2, 2)}
 
     def loss_fn(model):
@@ -256,6 +268,19 @@ def test_donation_does_not_change_the_numbers():
     assert eqx.tree_equal(run(False, opt), copied)  # everything can be used again
     assert eqx.tree_equal(run("opt", opt), copied)
     assert eqx.tree_equal(run("all", sl.Optimizer(tx, model)), copied)
+
+    loss, model = make_loss(), make_model()
+
+    def train_briefly(learning_rate):
+        m, opt = model, sl.Optimizer(sl.adam(learning_rate), model)
+        for _ in range(5):
+            m, opt, value = sl.train_step(loss)(m, opt, x, y)  # donates nothing in a trace
+        return value
+
+    rates = jnp.logspace(-4, -1, 8)
+    losses = eqx.filter_vmap(train_briefly)(rates)
+    assert loss.traces <= 2  # once with the model as it is, once batched
+    np.testing.assert_allclose(losses[3], train_briefly(rates[3]), rtol=1e-5)
 
 
 @pytest.mark.parametrize("donate", ["opt", "all"])
@@ -331,18 +356,6 @@ def test_a_runtime_check_fails_with_its_own_message():
     opt = sl.Optimizer(Refuse(), model)
     with pytest.raises(eqx.EquinoxRuntimeError, match="uphill"):
         opt.step(model, model)
-
-
-def test_a_runtime_check_in_one_loss_argument_makes_no_other_program_wait():
-    def loss_fn(model, checked):
-        loss = jnp.sum(model["w"] ** 2)
-        return eqx.error_if(loss, loss > 9, "too large") if checked else loss
-
-    model = {"w": jnp.ones(2)}
-    step = sl.train_step(loss_fn, donate=False)
-    for checked in (True, False):
-        step(model, sl.Optimizer(sl.sgd(0.1), model), checked)
-    assert [one.has_runtime_checks for one in step._program._signatures.values()] == [True, False]
 
 
 def test_programs_that_pile_up_are_forgotten(monkeypatch):
@@ -438,34 +451,6 @@ def test_programs_keep_no_function_and_nothing_that_it_captured(who):
     del data
     gc.collect()
     assert kept() is None
-
-
-@pytest.mark.slow
-def test_eight_learning_rates_in_one_program():
-    loss_fn, model = make_loss(), make_model()
-
-    def train_briefly(learning_rate):
-        m, opt = model, sl.Optimizer(sl.adam(learning_rate), model)
-        for _ in range(5):
-            m, opt, loss = sl.train_step(loss_fn)(m, opt, x, y)  # donates nothing in a trace
-        return loss
-
-    rates = jnp.logspace(-4, -1, 8)
-    losses = eqx.filter_vmap(train_briefly)(rates)
-    assert loss_fn.traces <= 2  # once with the model as it is, once batched
-    np.testing.assert_allclose(losses[3], train_briefly(rates[3]), rtol=1e-5)
-
-
-def test_no_tracer_outlives_the_step():
-    model = {"w": jnp.ones(2)}
-    opt = sl.Optimizer(sl.sgd(0.1), model)
-
-    @jax.jit
-    def run(model, opt, scale):
-        return opt.step(model, model, value_fn=lambda m: jnp.sum(m["w"]) * scale)
-
-    with jax.checking_leaks():
-        run(model, opt, jnp.float32(2.0))
 
 
 @pytest.mark.parametrize(

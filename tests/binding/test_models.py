@@ -101,7 +101,7 @@ def test_shared_leaves_and_the_contents_of_state_indices_stay():
     assert not eqx.tree_equal(untied().embed, model.embed)
 
 
-def test_a_gradient_may_be_none_where_nothing_is_trained():
+def test_gradients_may_be_none_and_of_other_dtypes_than_parameters():
     model = mlp()
     opt = sl.Optimizer(sl.adam(0.1), model, trainable=sl.where.path("layers.1.**"))
     grads = ones(model)
@@ -112,6 +112,15 @@ def test_a_gradient_may_be_none_where_nothing_is_trained():
     full, _ = opt.step(model, grads)
     assert_same_bits(holes, full)
     assert holes.layers[0].weight is model.layers[0].weight
+
+    pairs = ((jnp.bfloat16, jnp.float32), (jnp.float16, jnp.float32), (jnp.float32, jnp.bfloat16))
+    model, grads = ([jnp.ones(2, dtype) for dtype in column] for column in zip(*pairs, strict=True))
+    opt = sl.Optimizer(sl.adam(0.5), model)
+    new, opt = opt.step(model, grads)
+    assert {x.dtype for x in opt.state_of(sl.ScaleByAdam).nu} == {np.dtype("float32")}
+    for x, (dtype, _) in zip(new, pairs, strict=True):
+        assert x.dtype == dtype
+        np.testing.assert_allclose(x.astype(jnp.float32), 0.5, rtol=1e-2)
 
 
 class Tied(eqx.Module):
@@ -141,7 +150,7 @@ def tied_loss(shared, x):
     return jnp.mean(jnp.square(jax.vmap(shared())(x) - 1))
 
 
-def test_one_array_at_two_places_is_warned_of_by_both_paths():
+def test_arrays_at_two_places_and_missing_learning_rates_are_warned_of():
     model = eqx.tree_at(where_head, untied(), untied().embed.weight)
     model = eqx.tree_at(where_head, model, model.embed.weight)
     with pytest.warns(UserWarning, match="Shared") as caught:
@@ -154,6 +163,15 @@ def test_one_array_at_two_places_is_warned_of_by_both_paths():
     with pytest.warns(UserWarning, match="Shared") as again:
         sl.Optimizer(sl.adam(0.1), untied()).rebind(model)
     assert {w.filename for w in (*caught, *again)} == {__file__}
+
+    params = jnp.ones(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opt = sl.Optimizer(sl.ScaleByAdam(eps=0.125), params)
+        opt.update(params, params)
+        sl.Optimizer(sl.ScaleByAdam(eps=0.125) | sl.Scale(1.0), params).step(params, params)
+    with pytest.warns(UserWarning, match="ascends the loss: nothing in 'scale_by_adam'"):
+        opt.step(params, params)
 
 
 @pytest.mark.parametrize(("trainable", "loss"), [(None, 1.0), (sl.where.path("a"), 5.0)])
@@ -214,18 +232,7 @@ def test_frozen_leaves_are_bit_identical_and_no_gradient_of_them_is_taken():
     assert not frozen.is_deleted()
 
 
-def test_parameters_keep_their_dtypes_whatever_those_of_gradients():
-    pairs = ((jnp.bfloat16, jnp.float32), (jnp.float16, jnp.float32), (jnp.float32, jnp.bfloat16))
-    model, grads = ([jnp.ones(2, dtype) for dtype in column] for column in zip(*pairs, strict=True))
-    opt = sl.Optimizer(sl.adam(0.5), model)
-    new, opt = opt.step(model, grads)
-    assert {x.dtype for x in opt.state_of(sl.ScaleByAdam).nu} == {np.dtype("float32")}
-    for x, (dtype, _) in zip(new, pairs, strict=True):
-        assert x.dtype == dtype
-        np.testing.assert_allclose(x.astype(jnp.float32), 0.5, rtol=1e-2)
-
-
-def test_a_weakly_typed_leaf_is_made_strong_with_one_compile():
+def test_weakly_typed_leaves_become_strong_and_complex_models_descend():
     traces = []
 
     def loss(model):
@@ -242,8 +249,6 @@ def test_a_weakly_typed_leaf_is_made_strong_with_one_compile():
     assert len(traces) == 1
     assert not any(leaf.weak_type for leaf in opt.arrays)
 
-
-def test_complex_models_descend():
     # |z − c|²: by hand the gradient must be conjugated, which `train_step` does itself.
     target = jnp.array([1 + 2j, -1j], jnp.complex64)
     model = {"z": jnp.zeros(2, jnp.complex64)}
@@ -288,17 +293,6 @@ def test_mistakes_with_a_bound_optimizer_are_told():
     opt = sl.Optimizer(sl.sgd(0.1), jnp.ones(2))
     with pytest.raises(AttributeError, match=r"with_hyperparams\(learning_rate=...\)"):
         opt.learning_rate = 1e-3
-
-
-def test_a_rule_without_a_learning_rate_warns_at_the_first_step_only():
-    params = jnp.ones(3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        opt = sl.Optimizer(sl.ScaleByAdam(eps=0.125), params)
-        opt.update(params, params)
-        sl.Optimizer(sl.ScaleByAdam(eps=0.125) | sl.Scale(1.0), params).step(params, params)
-    with pytest.warns(UserWarning, match="ascends the loss: nothing in 'scale_by_adam'"):
-        opt.step(params, params)
 
 
 def test_abstract_models_bools_of_numpy_and_predicates_of_leaves():

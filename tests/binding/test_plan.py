@@ -88,7 +88,7 @@ def test_plan_on_explicit_axes_equals_the_figures_of_the_compiled_program(spec):
 
 
 @pytest.mark.slow
-def test_axes_that_are_joined_to_fill_a_block_are_planned_as_they_are_stored():
+def test_partitioned_state_and_joined_axes_are_planned_as_they_are_stored():
     mesh, shapes = all_devices(), {"conv": (16, 8, 3, 3), "short": (8, 16), "cube": (8, 8, 8)}
     home = NamedSharding(mesh, P("data"))
     shapes = {k: jax.ShapeDtypeStruct(n, jnp.float32, sharding=home) for k, n in shapes.items()}
@@ -98,13 +98,10 @@ def test_axes_that_are_joined_to_fill_a_block_are_planned_as_they_are_stored():
         plan = sl.plan(tx, shapes, mesh.abstract_mesh)
         assert plan.state == on_one_device(jax.tree.leaves(opt)), codec
 
-
-@pytest.mark.slow
-def test_partitioned_state_is_planned_as_the_program_has_it():
     check_against_the_program(RULES["adamw"], SPECS["replicated"], all_devices(), axis="data")
 
 
-def test_partitioned_state_is_planned_on_an_abstract_mesh():
+def test_matrices_of_p_by_p_and_partitioned_state_on_an_abstract_mesh():
     mesh = AbstractMesh((4,), ("data",), axis_types=(AxisType.Auto,))
     shapes = abstract(mesh, SPECS["replicated"])
     whole, parts = sl.plan(ADAM, shapes, mesh), sl.plan(ADAM, shapes, mesh, shard_state="data")
@@ -113,8 +110,6 @@ def test_partitioned_state_is_planned_on_an_abstract_mesh():
     with pytest.raises(ValueError, match=r"The mesh has no axis 'model'\. Its axes: 'data'"):
         sl.plan(ADAM, shapes, mesh, shard_state="model")
 
-
-def test_systems_and_matrices_of_p_by_p_are_planned():
     mesh = AbstractMesh((4,), ("data",), axis_types=(AxisType.Auto,))
     shapes = {"w": jax.ShapeDtypeStruct((8, 4), jnp.float32), "z": jnp.zeros(2, jnp.complex64)}
     square = 4 * (8 * 4 + 2 * 2) ** 2

@@ -90,7 +90,7 @@ def test_metrics_are_plotted_by_their_names_from_any_form_of_history():
             np.testing.assert_allclose(data(left), data(right), rtol=1e-6)
 
 
-def test_names_choose_and_positions_place_what_is_plotted():
+def test_names_and_positions_place_lines_also_of_runs_and_flags():
     history = [{"a.norm": 1.0, "a.loss": 2.0, "b.loss": 3.0, "still": 1.0}] * 2
     assert titles(sl.plot_metrics(history, ["norm", "still"])) == ["a.norm", "still"]
     assert titles(sl.plot_metrics(history, ["**.loss", "a.loss"])) == ["a.loss", "b.loss"]
@@ -105,8 +105,6 @@ def test_names_choose_and_positions_place_what_is_plotted():
     np.testing.assert_array_equal(data(figure.axes[0]), [[[10, 20, 40], [3, 2, 1]]])
     np.testing.assert_array_equal(data(figure.axes[1]), [[[20, 40], [0.5, 0.75]]])
 
-
-def test_runs_are_lines_wide_ranges_logarithmic_and_flags_numbers():
     losses = jnp.array([[1.0, 2.0], [jnp.inf, 3.0], [5.0, 4.0]])
     (axes,) = sl.plot_metrics({"loss": losses}).axes
     first, second = data(axes)

@@ -43,7 +43,7 @@ def assert_close(new, expected):
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
-def test_norms_of_sharded_parameters_are_refused_also_without_vma():
+def test_norms_of_sharded_parameters_are_refused_unless_a_link_averages_them():
     sharded = r"ClipByGlobalNorm needs whole .* at 'w' along 'model'"
     skipping = sl.sgd(0.1).every_k(1, skip=sl.SkipNotFinite())
     for tx, specs, options, message in (
@@ -59,8 +59,6 @@ def test_norms_of_sharded_parameters_are_refused_also_without_vma():
     new = stepped(sl.sgd(0.1), PARTS, average="data", check_vma=False)
     np.testing.assert_allclose(new["w"], 0.8 * PARAMS["w"], rtol=1e-6)
 
-
-def test_norms_of_parameters_that_a_rule_does_not_see_or_a_link_averages_run():
     average = sl.Stateless(lambda u, p: jax.lax.pmean(u, ("data", "model")))
     stepped(average | CLIP, P())
     new = stepped(CLIP, PARTS, alone, check_vma=False)

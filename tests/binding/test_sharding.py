@@ -74,7 +74,7 @@ def test_state_is_sharded_like_parameters_and_steps_are_those_of_one_device(case
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
-def test_sums_and_buffers_along_explicit_axes_keep_the_sharding():
+def test_explicit_axes_and_a_jit_of_the_user_keep_the_sharding():
     for name in ("automatic", "explicit"):
         opt = sl.Optimizer(RULES["adafactor"], sharded(AXES[name]))
         row, column = opt.state_of("scale_by_factored_rms").nu["w"]
@@ -84,6 +84,16 @@ def test_sums_and_buffers_along_explicit_axes_keep_the_sharding():
     opt = sl.Optimizer(RULES["flatten"], sharded(AXES["explicit"]))
     mu = opt.state_of("scale_by_adam").mu
     assert mu.together["float32"].sharding.is_fully_replicated
+
+    params, x = in_parts(), jax.device_put(jnp.ones((8, 8)), ROWS)
+    opt = sl.Optimizer(sl.adam(1e-3), params)
+    before, compiled = shardings((params, opt)), own_jit()
+    assert shardings(compiled(*compiled(params, opt, x), x)) == before
+    assert compiled._cache_size() == 1
+    # What changes an optimizer keeps what it remembers.
+    for other in (opt.reset(params), opt.rebind(params)[0], opt.with_hyperparams(b1=0.8)):
+        assert other.binding.sharding == opt.binding.sharding
+        assert shardings(compiled(params, other, x)) == before
 
 
 MESH = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
@@ -105,18 +115,6 @@ def loss_fn(params, x):
 
 def own_jit():
     return jax.jit(lambda p, opt, x: opt.step(p, jax.grad(loss_fn)(p, x)))
-
-
-def test_a_jit_of_the_user_keeps_what_is_replicated_beside_what_is_sharded():
-    params, x = in_parts(), jax.device_put(jnp.ones((8, 8)), ROWS)
-    opt = sl.Optimizer(sl.adam(1e-3), params)
-    before, compiled = shardings((params, opt)), own_jit()
-    assert shardings(compiled(*compiled(params, opt, x), x)) == before
-    assert compiled._cache_size() == 1
-    # What changes an optimizer keeps what it remembers.
-    for other in (opt.reset(params), opt.rebind(params)[0], opt.with_hyperparams(b1=0.8)):
-        assert other.binding.sharding == opt.binding.sharding
-        assert shardings(compiled(params, other, x)) == before
 
 
 WAYS = [(way, axes) for way in ("opt.step", "opt", "all") for axes in ("automatic", "explicit")]
@@ -204,7 +202,7 @@ SPECS_OF_CODES += [P(None, None, "b"), P("a", None, "b")]
 
 
 @pytest.mark.slow
-def test_every_shape_is_encoded_along_explicit_axes():
+def test_every_shape_is_encoded_along_explicit_axes_as_along_automatic_ones():
     mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
     sizes = {None: 1, "a": 2, "b": 2, ("a", "b"): 4}
     params = [
@@ -228,9 +226,6 @@ def test_every_shape_is_encoded_along_explicit_axes():
         assert [x.shape for x in decoded] == [x.shape for x in params]
         assert all(code.sharding.mesh == mesh.abstract_mesh for code in encoded)
 
-
-@pytest.mark.slow
-def test_codes_along_explicit_axes_are_those_along_automatic_ones():
     grads = jnp.linspace(-1, 1, 32).reshape(4, 8)
     found = []
     for kind in (AxisType.Auto, AxisType.Explicit):
@@ -331,7 +326,7 @@ def test_every_rule_keeps_the_memory_of_its_state(row):
 
 
 @pytest.mark.slow
-def test_state_alone_may_be_on_the_host():
+def test_models_and_state_alone_may_be_on_the_host():
     params = on_device(put(make_params(), HOMES["mesh"]))
     opt = sl.Optimizer(ADAM, params)
     offloaded = jax.tree.map(lambda x: jax.device_put(x, HOMES["mesh"]) if x.ndim else x, opt)
@@ -341,9 +336,6 @@ def test_state_alone_may_be_on_the_host():
         assert on_host(after) == on_host(offloaded)
         np.testing.assert_allclose(new["w"], train(params, opt)[0]["w"], rtol=1e-6)
 
-
-@pytest.mark.slow
-def test_what_else_takes_a_model_takes_it_from_the_host():
     params = put(make_params(), HOMES["mesh"])
     opt = sl.Optimizer(ADAM.average(0.9), params)
     params, opt = train(params, opt)

@@ -65,21 +65,6 @@ def test_links_are_reached_by_position_class_and_name_which_is_never_taken_twice
     assert tx["scale_2"] == sl.Scale(3.0)
 
 
-def test_states_are_reached_by_path_and_class():
-    tx = sl.named_chain(rule=sl.adam(0.1)).partition({B: sl.sgd(0.1, 0.9).every_k(2)}, ("bias",))
-    model, opt = params(), sl.Optimizer(tx, params())
-    model, opt = opt.step(model, grads())
-    adam = opt.state_of(sl.ScaleByAdam)
-    for path in ("scale_by_adam", "rule.scale_by_adam", "partition.rest.rule.scale_by_adam"):
-        assert eqx.tree_equal(opt.state_of(path), adam)
-    assert adam.mu["b"] is None
-    assert adam.mu["w"].shape == (2, 2)
-    assert opt.state_of("partition.bias.every_k").mini_step == 1
-    assert opt.state_of("trace").trace["w"] is None
-    with pytest.raises(KeyError, match=r"'partition[.]bias[.]every_k[.]trace'"):
-        opt.state_of(sl.ScaleByLion)
-
-
 class AverageState(eqx.Module):
     average: object = sl.fields.param_like()
     seen: jax.Array
@@ -99,7 +84,7 @@ class Average(sl.AbstractTransform):
         return average, AverageState(average, state.seen + 1)
 
 
-def test_a_custom_transform_is_an_ordinary_one():
+def test_transforms_of_users_are_ordinary_ones_with_states_by_path_and_class():
     tx = Average(0.5) | sl.ScaleByLearningRate(1.0)
     assert repr(tx) == "Average(decay=0.5) | sl.ScaleByLearningRate(1.0)"
     opt = sl.Optimizer(tx, params())
@@ -110,6 +95,19 @@ def test_a_custom_transform_is_an_ordinary_one():
     model, opt = opt.step(model, grads())
     assert_same_bits(model["w"], params()["w"] - 0.5 * grads()["w"] - grads()["w"])
     assert opt.state_of(Average).seen == 2
+
+    tx = sl.named_chain(rule=sl.adam(0.1)).partition({B: sl.sgd(0.1, 0.9).every_k(2)}, ("bias",))
+    model, opt = params(), sl.Optimizer(tx, params())
+    model, opt = opt.step(model, grads())
+    adam = opt.state_of(sl.ScaleByAdam)
+    for path in ("scale_by_adam", "rule.scale_by_adam", "partition.rest.rule.scale_by_adam"):
+        assert eqx.tree_equal(opt.state_of(path), adam)
+    assert adam.mu["b"] is None
+    assert adam.mu["w"].shape == (2, 2)
+    assert opt.state_of("partition.bias.every_k").mini_step == 1
+    assert opt.state_of("trace").trace["w"] is None
+    with pytest.raises(KeyError, match=r"'partition[.]bias[.]every_k[.]trace'"):
+        opt.state_of(sl.ScaleByLion)
 
 
 def test_map_params_finds_marked_fields_anywhere_and_maps_the_others_too():

@@ -63,7 +63,7 @@ def test_masks_nest_the_first_match_counts_and_groups_have_their_own_norms():
 
 
 @pytest.mark.slow
-def test_only_keeps_every_bit():
+def test_only_keeps_every_bit_and_prefix_labels_join_two_models():
     # −0 + 0 is +0, and NaN + 0 may lose its payload: the unselected must not be touched.
     nan = np.array([0x7FC12345], np.uint32).view(np.float32)
     model = {"b": jnp.array([-0.0, np.inf, nan[0]]), "w": jnp.ones(2)}
@@ -79,9 +79,6 @@ def test_only_keeps_every_bit():
         assert jnp.isfinite(new["w"]).all()
         assert not jnp.array_equal(new["w"], model["w"])
 
-
-@pytest.mark.slow
-def test_prefix_labels_over_a_pair_of_models():
     generator = eqx.nn.MLP(1, 1, 2, 1, key=jax.random.key(0))
     critic = eqx.nn.Linear(2, 1, key=jax.random.key(1))
     tx = sl.partition({"g": sl.sgd(1.0), "d": sl.sgd(0.5)}, ("g", "d"))

@@ -67,7 +67,7 @@ def test_full_paths_and_whole_segments_of_them_reach_everywhere():
             read("learning_rate")
 
 
-def test_hyperparams_are_a_mapping():
+def test_hyperparams_are_a_mapping_of_what_the_next_step_uses():
     found = sl.Optimizer(sl.sgd(0.1, momentum=0.9), params()).hyperparams
     assert len(found) == 2
     assert list(found) == ["trace.decay", "scale_by_learning_rate.learning_rate"]
@@ -85,8 +85,6 @@ def test_hyperparams_are_a_mapping():
     assert "decay" in nothing
     assert nothing.get("decay", 3) is None
 
-
-def test_hyperparams_are_what_the_next_step_uses():
     schedule = sl.schedules.linear(1.0, 0.0, 10)
     tx = sl.sgd(schedule).partition({B: sl.sgd(schedule).every_k(2)})
     model, opt = params(), sl.Optimizer(tx, params())
@@ -101,7 +99,18 @@ def test_hyperparams_are_what_the_next_step_uses():
         np.testing.assert_allclose(before["b"] - model["b"], n % 2 * inner, rtol=1e-5)
 
 
-def test_any_number_becomes_the_old_leafs_kind_and_a_copy():
+def test_numbers_are_set_by_suffix_path_glob_and_function_as_the_old_kind():
+    opt = sl.Optimizer(DEEP, params())
+    opt = opt.with_hyperparams(max_norm=5, b1=lambda b1: b1 / 2)
+    opt = opt.with_hyperparams({"every_k.partition.rest.scale_by_adam.b2": 0.5})
+    opt = opt.with_hyperparams({"**.learning_rate": lambda rate: rate * 10})
+    opt = opt.with_hyperparams({"**.mask.**": 0.25, "trace.decay": 0.5})
+    values = [round(float(value), 6) for value in opt.hyperparams.values()]
+    assert values == [5.0, 2.0, 2.0, 0.5, 0.01, 0.45, 0.5, 0.0, 0.0, 0.25, 0.1]
+    # A number may come where there was none.
+    opt = sl.Optimizer(sl.sgd(0.1).average(), params()).with_hyperparams(decay=0.5)
+    assert opt.hyperparams["decay"] == 0.5
+
     opt = sl.Optimizer(sl.adam(0.1), params())
     numpy = (np.float16(1), np.float32(1), np.float64(1), np.int64(1), np.array(1.0))
     jax_numbers = (jnp.array(1.0), jnp.array(1.0, jnp.bfloat16), jnp.array(1))
@@ -118,19 +127,6 @@ def test_any_number_becomes_the_old_leafs_kind_and_a_copy():
     opt = opt.with_hyperparams({"**.learning_rate": rate})
     buffers = [x.unsafe_buffer_pointer() for x in (rate, *opt.hyperparams.values())]
     assert len(set(buffers)) == len(buffers)
-
-
-def test_values_are_set_by_suffix_path_glob_and_function():
-    opt = sl.Optimizer(DEEP, params())
-    opt = opt.with_hyperparams(max_norm=5, b1=lambda b1: b1 / 2)
-    opt = opt.with_hyperparams({"every_k.partition.rest.scale_by_adam.b2": 0.5})
-    opt = opt.with_hyperparams({"**.learning_rate": lambda rate: rate * 10})
-    opt = opt.with_hyperparams({"**.mask.**": 0.25, "trace.decay": 0.5})
-    values = [round(float(value), 6) for value in opt.hyperparams.values()]
-    assert values == [5.0, 2.0, 2.0, 0.5, 0.01, 0.45, 0.5, 0.0, 0.0, 0.25, 0.1]
-    # A number may come where there was none.
-    opt = sl.Optimizer(sl.sgd(0.1).average(), params()).with_hyperparams(decay=0.5)
-    assert opt.hyperparams["decay"] == 0.5
 
 
 def test_several_runs_have_a_number_each_also_of_schedules():

@@ -121,7 +121,7 @@ def room(module):
     return [*module.split("."), "__init__"][2]
 
 
-def test_a_layer_imports_from_below():
+def test_imports_go_down_without_cycles_and_late_only_for_methods():
     rules = {
         module: {other for other in others if layer(other) == "rules"}
         for module, others in graph().items()
@@ -134,14 +134,21 @@ def test_a_layer_imports_from_below():
             above = [other for other in others if place(other) not in below]
             assert not above, f"{module} imports {above}"
 
-
-def test_no_modules_import_each_other():
     remaining = dict(graph())
     while remaining:
         lowest = [name for name, below in remaining.items() if not below & remaining.keys()]
         assert lowest, f"a cycle among {sorted(remaining)}"
         for name in lowest:
             del remaining[name]
+
+    # An import inside a function hides a cycle. What is optional is not ours and may come late.
+    for path, tree in parsed().items():
+        module = ".".join(["slalom", *path.with_suffix("").parts])
+        for function, node in late(tree):
+            above = module.split(".")[1 : -node.level]
+            target = above[0] if above else node.module.split(".")[0]
+            allowed = LATE.get(layer(module), set())
+            assert target in allowed, f"{module}.{function} imports {target}"
 
 
 # Fluent methods make wrappers, and arithmetic on schedules makes schedules.
@@ -158,22 +165,26 @@ def late(node, inside=False):
             yield from late(child, child.name if is_function else inside)
 
 
-def test_only_fluent_methods_and_arithmetic_import_late():
-    # An import inside a function hides a cycle. What is optional is not ours and may come late.
-    for path, tree in parsed().items():
-        module = ".".join(["slalom", *path.with_suffix("").parts])
-        for function, node in late(tree):
-            above = module.split(".")[1 : -node.level]
-            target = above[0] if above else node.module.split(".")[0]
-            allowed = LATE.get(layer(module), set())
-            assert target in allowed, f"{module}.{function} imports {target}"
-
-
-def test_classes_are_abstract_or_final():
+def test_modules_show_only_classes_and_names_of_their_own():
     for name in MODULES:
         for cls in vars(importlib.import_module(name)).values():
             if inspect.isclass(cls) and cls.__module__ == name:
                 assert_abstract_or_final(cls)
+
+    # The reference would show the module, since both have the same path.
+    for name in MODULES:
+        package, _, own = name.rpartition(".")
+        shown = getattr(importlib.import_module(package), own, None)
+        assert shown is None or inspect.ismodule(shown), f"{name} is a module and {shown!r}"
+
+    for module, (name, value) in ((m, item) for m in PUBLIC for item in vars(m).items()):
+        # The import hook that checks types leaves `jaxtyping` behind.
+        if name[0] == "_" or name == "jaxtyping" or name in getattr(module, "__all__", ()):
+            continue
+        if isinstance(value, types.UnionType) or name in ("Params", "Updates", "Scalar"):
+            continue  # an alias of types, which are others'
+        home = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", "")
+        assert home.startswith("slalom"), f"{module.__name__}.{name} is {value!r}"
 
 
 def assert_abstract_or_final(cls):
@@ -211,29 +222,10 @@ def test_importing_and_building_touches_no_backend_and_imports_no_matplotlib():
     assert done.returncode == 0, done.stderr
 
 
-def test_no_module_has_the_name_of_what_its_package_shows():
-    # The reference would show the module, since both have the same path.
-    for name in MODULES:
-        package, _, own = name.rpartition(".")
-        shown = getattr(importlib.import_module(package), own, None)
-        assert shown is None or inspect.ismodule(shown), f"{name} is a module and {shown!r}"
-
-
 PUBLIC = (
     *(sl, sl.tree, sl.where, sl.schedules, sl.projections, sl.checkpoint, sl.codecs, sl.fields),
     *(sl.contrib, sl.wrappers),
 )
-
-
-def test_a_public_module_shows_only_what_slalom_defines():
-    for module, (name, value) in ((m, item) for m in PUBLIC for item in vars(m).items()):
-        # The import hook that checks types leaves `jaxtyping` behind.
-        if name[0] == "_" or name == "jaxtyping" or name in getattr(module, "__all__", ()):
-            continue
-        if isinstance(value, types.UnionType) or name in ("Params", "Updates", "Scalar"):
-            continue  # an alias of types, which are others'
-        home = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", "")
-        assert home.startswith("slalom"), f"{module.__name__}.{name} is {value!r}"
 
 
 def test_the_mutations_fit_the_source():

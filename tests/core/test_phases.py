@@ -78,12 +78,29 @@ def test_finish_sees_the_sums_of_the_old_and_of_the_new_state(variant):
         np.testing.assert_array_equal(new[name], want)
 
 
-def test_each_group_of_a_partition_has_its_own_sums():
+def test_groups_and_rules_without_state_or_leaves_have_their_own_sums():
     vectors = sl.where.ndim(1)
     opt = sl.Optimizer(Counting().partition({vectors: Counting()}), params)
     new, _ = opt.step(params, jax.tree.map(jnp.ones_like, params))
     for name, want in (expected("a", 1) | {n: expected("bc", 1)[n] for n in "bc"}).items():
         np.testing.assert_array_equal(new[name], want)
+
+    class Mean(sl.AbstractRule):
+        def reduce(self, g, leaf):
+            return {"sum": jnp.sum(g), "size": jnp.asarray(g.size, g.dtype)}
+
+        def finish(self, sums, state):
+            self.mean = sums["sum"] / sums["size"]
+
+        def direction(self, g, leaf):
+            return g - self.mean
+
+    updates, _ = Mean().update({"a": jnp.array([1.0, 2.0]), "b": jnp.array([6.0])}, None)
+    np.testing.assert_array_equal(updates["a"], [-2, -1])
+    np.testing.assert_array_equal(updates["b"], [3])
+    (updates, state), empty = Counting().update({}, Counting().init({}), {}), {}
+    assert updates == empty
+    assert state.last == 0
 
 
 @pytest.mark.slow
@@ -116,25 +133,6 @@ def test_a_rule_that_only_measures_is_finished_before_it_advances():
     updates, state = jax.jit(Early().update)(grads, Early().init(params), params)
     np.testing.assert_allclose(updates["a"], 1 / 11, rtol=1e-6)
     np.testing.assert_array_equal(state.mu["a"], updates["a"])
-
-
-def test_sums_of_a_rule_without_state_and_without_leaves():
-    class Mean(sl.AbstractRule):
-        def reduce(self, g, leaf):
-            return {"sum": jnp.sum(g), "size": jnp.asarray(g.size, g.dtype)}
-
-        def finish(self, sums, state):
-            self.mean = sums["sum"] / sums["size"]
-
-        def direction(self, g, leaf):
-            return g - self.mean
-
-    updates, _ = Mean().update({"a": jnp.array([1.0, 2.0]), "b": jnp.array([6.0])}, None)
-    np.testing.assert_array_equal(updates["a"], [-2, -1])
-    np.testing.assert_array_equal(updates["b"], [3])
-    (updates, state), empty = Counting().update({}, Counting().init({}), {}), {}
-    assert updates == empty
-    assert state.last == 0
 
 
 def test_sums_and_norms_have_the_highest_precision_of_a_leaf(x64):

@@ -154,13 +154,34 @@ def test_long_chains_and_schedules_are_broken_into_lines_that_are_still_code():
         assert eval(repr(each), NAMES) == each
 
 
-def test_a_model_of_bools_or_labels_prints_as_their_numbers():
+def test_bools_labels_states_and_stacked_numbers_print_what_they_are():
     model = eqx.nn.MLP(2, 1, width_size=4, depth=1, key=jax.random.key(0))
     matrices = jax.tree.map(lambda x: x.ndim > 1, eqx.filter(model, eqx.is_array))
     labels = jax.tree.map(lambda is_matrix: "ab"[is_matrix], matrices)
     assert repr(sl.sgd(0.1).only(matrices)).endswith(".only(<True: 2, False: 2>)")
     groups = {"a": sl.sgd(0.1), "b": sl.Scale(-1.0)}
     assert repr(sl.partition(groups, labels)).endswith(" <'b': 2, 'a': 2>)")
+
+    state = sl.ScaleByAdam().init({"w": jnp.ones((2, 2))})
+    assert eqx.tree_pformat(state) == (
+        "ScaleByAdamState(age=i32[], mu={'w': f32[2,2]}, nu={'w': f32[2,2]})"
+    )
+
+    stacked = jax.vmap(sl.Scale)(jnp.arange(3.0))
+    assert repr(stacked) == "sl.Scale(<float32[3]>)"
+    bound = jax.vmap(lambda lr: sl.Optimizer(sl.adam(lr, b1=0.5), jnp.ones(2)))(
+        jnp.arange(1.0, 3.0)
+    )
+    assert "sl.ScaleByAdam(b1=0.5) | sl.ScaleByLearningRate(<float32[2]>)" in repr(bound)
+    assert "b1': 0.5, " in repr(bound.hyperparams)
+    for value, text in (
+        (jax.random.split(jax.random.key(0), 2), "<key<fry>[2]>"),
+        (jnp.zeros(0), "<float32[0]>"),
+    ):
+        replaced = eqx.tree_at(lambda tx: tx.step_size, sl.Scale(1.0), value)
+        assert repr(replaced) == f"sl.Scale({text})"
+    jax.jit(lambda x: printed.append(repr(sl.Scale(x))))(1.0)
+    assert printed == ["sl.Scale(<traced float32>)"]
 
 
 def test_a_tree_with_an_optimizer_prints_it_as_the_optimizer_prints_itself():
@@ -192,35 +213,10 @@ def test_a_tree_with_an_optimizer_prints_it_as_the_optimizer_prints_itself():
     assert eqx.tree_pformat(opt, width=92, indent=4) == repr(opt)
 
 
-def test_states_print_as_equinox_prints_modules():
-    state = sl.ScaleByAdam().init({"w": jnp.ones((2, 2))})
-    assert eqx.tree_pformat(state) == (
-        "ScaleByAdamState(age=i32[], mu={'w': f32[2,2]}, nu={'w': f32[2,2]})"
-    )
-
-
-def test_traced_and_stacked_numbers_print_what_they_are():
-    stacked = jax.vmap(sl.Scale)(jnp.arange(3.0))
-    assert repr(stacked) == "sl.Scale(<float32[3]>)"
-    bound = jax.vmap(lambda lr: sl.Optimizer(sl.adam(lr, b1=0.5), jnp.ones(2)))(
-        jnp.arange(1.0, 3.0)
-    )
-    assert "sl.ScaleByAdam(b1=0.5) | sl.ScaleByLearningRate(<float32[2]>)" in repr(bound)
-    assert "b1': 0.5, " in repr(bound.hyperparams)
-    for value, text in (
-        (jax.random.split(jax.random.key(0), 2), "<key<fry>[2]>"),
-        (jnp.zeros(0), "<float32[0]>"),
-    ):
-        replaced = eqx.tree_at(lambda tx: tx.step_size, sl.Scale(1.0), value)
-        assert repr(replaced) == f"sl.Scale({text})"
-    jax.jit(lambda x: printed.append(repr(sl.Scale(x))))(1.0)
-    assert printed == ["sl.Scale(<traced float32>)"]
-
-
 printed = []
 
 
-def test_printed_numbers_evaluate_to_the_number_that_is_held():
+def test_numbers_print_as_they_are_held_and_classes_of_users_as_they_say():
     for dtype in (ml_dtypes.bfloat16, np.float16, np.float32, np.float64):
         for number in (0.1, 1 / 3, 3e-5, 1.0, 60000.0):
             held = np.asarray(number, dtype)
@@ -229,6 +225,11 @@ def test_printed_numbers_evaluate_to_the_number_that_is_held():
             if dtype is not np.float64:
                 assert np.float32(step_size) == held.astype(np.float32)
     assert repr(sl.Scale(jnp.float32(0.1))) == "sl.Scale(0.1)"
+
+    assert repr(sl.Scale(2.0) | Quiet()) == "sl.Scale(2.0) | <quiet Quiet()>"
+    assert eqx.tree_pformat([Quiet()]) == "[<quiet Quiet()>]"
+    assert repr(Renamed(1.0)) == "Renamed(factor=2.0)"
+    assert repr(Mask(sl.sgd(0.1))).startswith("Mask(")
 
 
 class Quiet(sl.AbstractTransform):
@@ -242,13 +243,6 @@ class Quiet(sl.AbstractTransform):
 
     def __repr__(self):
         return f"<quiet {super().__repr__()}>"
-
-
-def test_classes_of_users_print_as_they_say_or_as_their_fields():
-    assert repr(sl.Scale(2.0) | Quiet()) == "sl.Scale(2.0) | <quiet Quiet()>"
-    assert eqx.tree_pformat([Quiet()]) == "[<quiet Quiet()>]"
-    assert repr(Renamed(1.0)) == "Renamed(factor=2.0)"
-    assert repr(Mask(sl.sgd(0.1))).startswith("Mask(")
 
 
 class Renamed(Quiet):

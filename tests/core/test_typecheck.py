@@ -19,7 +19,7 @@ def make(factor):
     return scaled
 
 
-def test_an_inner_function_is_checked_whenever_it_is_defined():
+def test_functions_are_checked_inner_ones_whenever_they_are_defined():
     two, three = jnp.ones(2), jnp.ones(3)
     for factor in (2.0, 3.0):  # the second is given the checks of the first
         scaled = make(factor)
@@ -29,14 +29,12 @@ def test_an_inner_function_is_checked_whenever_it_is_defined():
         with pytest.raises(jaxtyping.TypeCheckError, match="checking the return value"):
             scaled(three, three)
 
+    schedule = sl.schedules.linear(1.0, 0.0, transition_steps=10)
+    with pytest.raises(jaxtyping.TypeCheckError, match=r"basic\.linear\.__call__"):
+        schedule(jnp.arange(3))
+
 
 @pytest.mark.slow
 def test_slow_tests_check_nothing_unless_they_say_so():
     assert make(2.0)(jnp.ones(2), jnp.ones(2)).shape == (2,)
     assert make(2.0)(jnp.ones(3), jnp.ones(3)).shape == (2,)
-
-
-def test_the_functions_of_slalom_are_checked():
-    schedule = sl.schedules.linear(1.0, 0.0, transition_steps=10)
-    with pytest.raises(jaxtyping.TypeCheckError, match=r"basic\.linear\.__call__"):
-        schedule(jnp.arange(3))

@@ -147,7 +147,7 @@ def net():
     return Net((block(), block()), eqx.nn.Linear(2, 2, key=key))
 
 
-def test_types_select_everything_below_or_the_fields_of_their_own():
+def test_types_and_dtypes_are_those_of_parameters():
     params = eqx.filter_eval_shape(lambda: params_of(net()))
     of_linear = selected(sl.where.type(eqx.nn.Linear), params)
     assert of_linear == {
@@ -162,8 +162,16 @@ def test_types_select_everything_below_or_the_fields_of_their_own():
     }
     assert selected(sl.where.type(Net, owner=True), params) == set()
 
+    params = {"half": jnp.ones(2, jnp.bfloat16), "single": jnp.ones(2)}
+    updates = jax.tree.map(lambda p: p.astype(jnp.float32), params)
+    tx = sl.Trace(0.9).mask(sl.where.dtype(jnp.bfloat16))
+    state = tx.init(params)
+    tx.update(updates, state, params)
+    with pytest.raises(TypeError, match=r"needs them: `tx\.update\(grads, state, params"):
+        tx.update(updates, state)
 
-def test_precedence_nesting_and_what_joins_with_selectors():
+
+def test_selectors_join_nest_print_as_code_and_hash():
     path, params = sl.where.path, tree_of(PATHS)
     joined = path("**.bias") & ~path("head.**") | path("layers.12.*")
     assert selected(joined, params) == {"bias", "layers.2.norm.bias", "layers.12.weight"}
@@ -176,6 +184,19 @@ def test_precedence_nesting_and_what_joins_with_selectors():
     assert selected(heads, params) == selected(lambda params: heads, params) == both
     assert selected(True, params) == set(PATHS)
     assert selected(False, params) == set()
+
+    names = {"sl": sl, "eqx": eqx, "is_matrix": is_matrix}
+    for where in SELECTORS:
+        again = eval(repr(where), names)
+        assert again == where
+        assert hash(again) == hash(where)
+        assert len({where, again, ~where}) == 2
+
+    # 1 == True, also in a memo.
+    params = {"b": jnp.ones(2)}
+    assert selected({"b": True}, params) == {"b"}
+    with pytest.raises(TypeError, match="must consist of bools, got 1"):
+        selected({"b": 1}, params)
 
 
 NAMES = st.sampled_from(["a", "b", "bias", "weight", "layers", "1", "12"])
@@ -256,21 +277,6 @@ def test_many_double_stars_and_hundreds_of_selectors_take_no_time():
         assert repr(many).count("sl.where.ndim") == 2000
 
 
-def test_selectors_print_as_code_and_hash_ints_apart_from_bools():
-    names = {"sl": sl, "eqx": eqx, "is_matrix": is_matrix}
-    for where in SELECTORS:
-        again = eval(repr(where), names)
-        assert again == where
-        assert hash(again) == hash(where)
-        assert len({where, again, ~where}) == 2
-
-    # 1 == True, also in a memo.
-    params = {"b": jnp.ones(2)}
-    assert selected({"b": True}, params) == {"b"}
-    with pytest.raises(TypeError, match="must consist of bools, got 1"):
-        selected({"b": 1}, params)
-
-
 def test_functions_see_the_whole_tree_of_shapes_and_are_asked_once():
     seen = []
 
@@ -309,16 +315,6 @@ def test_functions_see_the_whole_tree_of_shapes_and_are_asked_once():
     where = sl.where.ndim(2)
     for shape in ((2,), (2, 2)):
         assert selected(where, {"a": jnp.ones(shape)}) == ({"a"} if len(shape) == 2 else set())
-
-
-def test_dtypes_are_those_of_parameters_not_of_updates():
-    params = {"half": jnp.ones(2, jnp.bfloat16), "single": jnp.ones(2)}
-    updates = jax.tree.map(lambda p: p.astype(jnp.float32), params)
-    tx = sl.Trace(0.9).mask(sl.where.dtype(jnp.bfloat16))
-    state = tx.init(params)
-    tx.update(updates, state, params)
-    with pytest.raises(TypeError, match=r"needs them: `tx\.update\(grads, state, params"):
-        tx.update(updates, state)
 
 
 def test_filter_specs_and_callable_modules_are_trees():

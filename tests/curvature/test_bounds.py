@@ -81,7 +81,7 @@ PROBLEMS = {
 
 
 @pytest.mark.slow
-def test_the_minimum_over_the_free_parameters_is_that_of_the_paper(x64):
+def test_directions_are_those_of_the_paper_and_without_bounds_of_lbfgs(x64):
     matrix = jnp.array([[4.0, 1.0, 0.0], [1.0, 3.0, 1.0], [0.0, 1.0, 2.0]])
     start, s = jnp.zeros(3), jnp.array([0.1, 0.2, -0.1])
     gradient = matrix @ s - jnp.array([1.0, 8.0, -3.0])
@@ -91,6 +91,14 @@ def test_the_minimum_over_the_free_parameters_is_that_of_the_paper(x64):
     found, _ = opt.step(s, gradient)
     # By way of the Cauchy point (0.22, 1, −1).
     np.testing.assert_allclose(found, [0.1875, 1, -1], rtol=1e-12)
+
+    losses = []
+    # In a box, a zoom search interpolates otherwise.
+    search = sl.ScaleByBacktrackingLinesearch(20)
+    for tx in (sl.lbfgs(linesearch=search), sl.lbfgs(bounds=(-1e3, None), linesearch=search)):
+        found = sl.minimize(rosenbrock, tx, jnp.full(4, -0.5), max_steps=30)
+        losses.append(found.losses)
+    np.testing.assert_allclose(losses[1][:15], losses[0][:15], rtol=1e-6)
 
 
 def solved(loss_fn, start, lower, upper, steps=60):
@@ -186,14 +194,3 @@ def test_a_start_outside_is_projected_with_a_warning(dtype):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sl.Optimizer(tx, params)
-
-
-@pytest.mark.slow
-def test_without_bounds_in_reach_the_direction_is_that_of_lbfgs(x64):
-    losses = []
-    # In a box, a zoom search interpolates otherwise.
-    search = sl.ScaleByBacktrackingLinesearch(20)
-    for tx in (sl.lbfgs(linesearch=search), sl.lbfgs(bounds=(-1e3, None), linesearch=search)):
-        found = sl.minimize(rosenbrock, tx, jnp.full(4, -0.5), max_steps=30)
-        losses.append(found.losses)
-    np.testing.assert_allclose(losses[1][:15], losses[0][:15], rtol=1e-6)

@@ -102,7 +102,7 @@ def test_a_try_of_levenberg_marquardt_follows_the_bend_of_the_residuals(x64, way
 
 
 @pytest.mark.slow
-def test_residuals_without_a_second_derivative_take_the_straight_step(x64):
+def test_residuals_without_a_second_derivative_and_loops_of_ones_own(x64):
     @jax.custom_jvp
     def kink(x):
         return jnp.abs(x)
@@ -117,6 +117,17 @@ def test_residuals_without_a_second_derivative_take_the_straight_step(x64):
     p, opt, _ = sl.train_step(loss_fn)(p, sl.Optimizer(tx, p), x)
     assert bool(opt.metrics["accepted"])
     np.testing.assert_allclose(p["a"], 2 * (1 - 1 / 1.001), rtol=1e-9)
+
+    p, data = problem(jnp.float64)
+    tx = (
+        sl.ScaleByGaussNewton(1e-6)
+        | sl.Scale(-1.0)
+        | sl.ScaleByBacktrackingLinesearch(25, decrease_factor=0.5)
+    )
+    by_step = sl.train_step(LEAST_SQUARES, donate=False)(p, sl.Optimizer(tx, p), *data)
+    grads = jax.grad(LEAST_SQUARES)(p, *data)
+    by_hand, _ = sl.Optimizer(tx, p).step(p, grads, residuals=LEAST_SQUARES.on(*data))
+    assert_close(by_step[0], by_hand, rtol=1e-12)
 
 
 @pytest.mark.slow
@@ -154,7 +165,7 @@ def test_float32_keeps_its_digits_at_small_damping(form):
     assert np.linalg.norm(found - expected) <= 3e-3 * np.linalg.norm(expected)
 
 
-def test_a_failed_factorization_raises_the_damping():
+def test_failed_factorizations_raise_the_damping_and_two_linearizations_warn():
     loss_fn = sl.LeastSquares(lambda p, x: p["a"] * x + p["b"] * x)  # a singular Gram matrix
     p = {"a": jnp.array(1.0), "b": jnp.array(2.0), "c": jnp.array(0.0)}
     tx = sl.ScaleByGaussNewton(0.0, None, "parameters", "cholesky") | sl.Scale(-1.0)
@@ -166,6 +177,11 @@ def test_a_failed_factorization_raises_the_damping():
     assert metrics["num_failures"] >= 1
     assert metrics["damping"] > 0
     assert loss_fn(new, x) < 1e-6 * loss
+
+    p, _ = problem()
+    two = sl.levenberg_marquardt().partition({sl.where.path("b"): sl.levenberg_marquardt()})
+    with pytest.warns(UserWarning, match="together they overshoot"):
+        sl.Optimizer(two, p)
 
 
 @pytest.mark.slow
@@ -206,21 +222,7 @@ def test_failed_searches_rejected_steps_and_singular_problems_set_the_damping():
 
 
 @pytest.mark.slow
-def test_a_loop_of_ones_own_needs_the_residuals_only(x64):
-    p, data = problem(jnp.float64)
-    tx = (
-        sl.ScaleByGaussNewton(1e-6)
-        | sl.Scale(-1.0)
-        | sl.ScaleByBacktrackingLinesearch(25, decrease_factor=0.5)
-    )
-    by_step = sl.train_step(LEAST_SQUARES, donate=False)(p, sl.Optimizer(tx, p), *data)
-    grads = jax.grad(LEAST_SQUARES)(p, *data)
-    by_hand, _ = sl.Optimizer(tx, p).step(p, grads, residuals=LEAST_SQUARES.on(*data))
-    assert_close(by_step[0], by_hand, rtol=1e-12)
-
-
-@pytest.mark.slow
-def test_only_and_partition_see_their_own_columns(x64):
+def test_only_partition_and_ensembles_see_their_own_columns(x64):
     p, data = problem(jnp.float64)
     rho, jacobian, _ = dense(p, *data)
     bias = sl.where.path("b")
@@ -235,6 +237,21 @@ def test_only_and_partition_see_their_own_columns(x64):
     tx = rule | sl.Scale(-1.0)
     new, _, _ = step(p, sl.Optimizer(tx, p, trainable=bias), *data)
     np.testing.assert_allclose(p["b"] - new["b"], expected, rtol=1e-9)
+
+    p, data = problem(jnp.float64)
+    loss_fn = sl.LeastSquares(residual)
+
+    def run(scale, tx):
+        q = jax.tree.map(lambda x: x * scale, p)
+        opt = sl.Optimizer(tx, q)
+        for _ in range(2):
+            q, opt = opt.step(q, q, residuals=loss_fn.on(*data))
+        return q
+
+    for tx in (sl.gauss_newton(), sl.levenberg_marquardt(scaling="columns")):
+        together = jax.jit(jax.vmap(functools.partial(run, tx=tx)))(jnp.array([1.0, 2.0]))
+        alone = jax.jit(functools.partial(run, 2.0, tx))()
+        assert_close(jax.tree.map(lambda x: x[1], together), alone, rtol=1e-8)
 
 
 @pytest.mark.slow
@@ -372,28 +389,3 @@ def test_scores_give_stochastic_reconfiguration(x64, complex_psi):
         tx = sl.ScaleByGaussNewton(0.01, form=form)
         (u,), _ = updates_of(tx, p, (s, energies), loss_fn=loss_fn)
         np.testing.assert_allclose(u, expected, rtol=1e-9)
-
-
-@pytest.mark.slow
-def test_ensembles_under_vmap_are_the_runs(x64):
-    p, data = problem(jnp.float64)
-    loss_fn = sl.LeastSquares(residual)
-
-    def run(scale, tx):
-        q = jax.tree.map(lambda x: x * scale, p)
-        opt = sl.Optimizer(tx, q)
-        for _ in range(2):
-            q, opt = opt.step(q, q, residuals=loss_fn.on(*data))
-        return q
-
-    for tx in (sl.gauss_newton(), sl.levenberg_marquardt(scaling="columns")):
-        together = jax.jit(jax.vmap(functools.partial(run, tx=tx)))(jnp.array([1.0, 2.0]))
-        alone = jax.jit(functools.partial(run, 2.0, tx))()
-        assert_close(jax.tree.map(lambda x: x[1], together), alone, rtol=1e-8)
-
-
-def test_two_linearizations_in_a_partition_get_a_warning():
-    p, _ = problem()
-    two = sl.levenberg_marquardt().partition({sl.where.path("b"): sl.levenberg_marquardt()})
-    with pytest.warns(UserWarning, match="together they overshoot"):
-        sl.Optimizer(two, p)

@@ -145,7 +145,7 @@ searches = pytest.mark.parametrize("name", SEARCHES)
 
 
 @pytest.mark.slow
-def test_the_loss_is_traced_once_for_the_gradient_and_once_for_the_search():
+def test_a_search_evaluates_once_for_each_rate_and_traces_the_loss_twice():
     traces = []
 
     def loss_fn(x):
@@ -159,9 +159,6 @@ def test_the_loss_is_traced_once_for_the_gradient_and_once_for_the_search():
         params, opt, _ = step(params, opt)
     assert len(traces) == 2
 
-
-@pytest.mark.slow
-def test_each_rate_tried_is_one_evaluation():
     calls = []
 
     def loss_fn(x):
@@ -210,7 +207,7 @@ def test_reuse_spares_the_evaluation_that_the_search_has_made(name):
     assert_close(paths[True], paths[False], rtol=1e-5, atol=1e-6)
 
 
-def test_a_loss_with_its_data_as_a_partial_function_compiles_once():
+def test_partial_losses_compile_once_and_metrics_have_their_names_at_once():
     traces = []
 
     def loss_fn(params, target):
@@ -226,6 +223,17 @@ def test_a_loss_with_its_data_as_a_partial_function_compiles_once():
         moved, _ = opt.step(params, grad, value=value, grad=grad, value_fn=value_fn)
         np.testing.assert_allclose(moved, 0.2 * target, rtol=1e-6)
     assert len(traces) == 1
+
+    params = jnp.ones(2)
+    names = ["learning_rate", "num_linesearch_steps", "decrease_error"]
+    opt = sl.Optimizer(sl.sgd(1.0) | SEARCHES["backtracking"], params)
+    assert list(opt.metrics) == [f"scale_by_backtracking_linesearch.{name}" for name in names]
+    opt = sl.Optimizer(sl.lbfgs(), params)
+    names.append("curvature_error")
+    assert list(opt.metrics) == [f"scale_by_zoom_linesearch.{name}" for name in names]
+    _, opt = once("zoom", params)
+    assert list(opt.metrics) == [f"scale_by_zoom_linesearch.{name}" for name in names]
+    assert opt.metrics["curvature_error"] == 0
 
 
 @pytest.mark.slow
@@ -343,19 +351,6 @@ def test_a_search_that_failed_does_not_end_the_later_ones(name):
     assert metrics["learning_rate"][0] == 0
     np.testing.assert_array_equal(history[0], [1.0, 1.0])
     assert steep(history[-1]) < 1.0
-
-
-def test_metrics_have_their_names_from_the_start():
-    params = jnp.ones(2)
-    names = ["learning_rate", "num_linesearch_steps", "decrease_error"]
-    opt = sl.Optimizer(sl.sgd(1.0) | SEARCHES["backtracking"], params)
-    assert list(opt.metrics) == [f"scale_by_backtracking_linesearch.{name}" for name in names]
-    opt = sl.Optimizer(sl.lbfgs(), params)
-    names.append("curvature_error")
-    assert list(opt.metrics) == [f"scale_by_zoom_linesearch.{name}" for name in names]
-    _, opt = once("zoom", params)
-    assert list(opt.metrics) == [f"scale_by_zoom_linesearch.{name}" for name in names]
-    assert opt.metrics["curvature_error"] == 0
 
 
 @pytest.mark.slow

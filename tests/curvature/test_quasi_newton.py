@@ -167,13 +167,26 @@ def test_lbfgs_after_a_reset_of_some_parameters_goes_on_with_the_others():
 
 
 @pytest.mark.slow
-def test_lbfgs_needs_little_beside_its_memory():
+def test_memories_need_little_and_a_step_that_stood_still_forgets_the_matrix():
     params = jnp.zeros(100_000)
     opt = sl.Optimizer(sl.lbfgs(), params)
     step = sl.train_step(lambda x: jnp.sum((x - 1.0) ** 2))
     scratch = step.lower(params, opt).compile().memory_analysis().temp_size_in_bytes
     # The direction, the trial, its gradient, and the gradient at the start; not the memories.
     assert scratch <= 8 * params.nbytes
+
+    params = {"x": jnp.ones(2), "z": jnp.array(1.0 + 2.0j)}
+    tx = sl.contrib.ScaleBySelfScaledBroyden()
+    grads = jax.tree.map(lambda x: 0.1 * x, params)
+    _, state = tx.update(grads, tx.init(params), params)
+    moved = jax.tree.map(lambda x: 0.9 * x, params)
+    _, state = tx.update(jax.tree.map(lambda x: 0.8 * x, grads), state, moved)
+    assert state.inverse.shape == (4, 4)
+    assert float(state.inverse[0, 0]) > 0
+    direction, state = tx.update(grads, state, moved)
+    assert not np.any(state.inverse)
+    ratios = [u / g for u, g in zip(*map(jax.tree.leaves, (direction, grads)), strict=True)]
+    np.testing.assert_allclose(np.concatenate([x.ravel() for x in ratios]), ratios[0][0], rtol=1e-5)
 
 
 FAMILIES = ("broyden", "bfgs", "plain")
@@ -212,19 +225,3 @@ def test_the_matrix_is_positive_definite_and_solves_the_secant_equation(x64, fam
         assert np.linalg.eigvalsh(inverse).min() > 0
         # The direction is computed without a second pass over the matrix.
         np.testing.assert_allclose(direction, inverse @ (DIAGONAL * x), rtol=1e-9)
-
-
-@pytest.mark.slow
-def test_a_step_that_stood_still_forgets_the_matrix():
-    params = {"x": jnp.ones(2), "z": jnp.array(1.0 + 2.0j)}
-    tx = sl.contrib.ScaleBySelfScaledBroyden()
-    grads = jax.tree.map(lambda x: 0.1 * x, params)
-    _, state = tx.update(grads, tx.init(params), params)
-    moved = jax.tree.map(lambda x: 0.9 * x, params)
-    _, state = tx.update(jax.tree.map(lambda x: 0.8 * x, grads), state, moved)
-    assert state.inverse.shape == (4, 4)
-    assert float(state.inverse[0, 0]) > 0
-    direction, state = tx.update(grads, state, moved)
-    assert not np.any(state.inverse)
-    ratios = [u / g for u, g in zip(*map(jax.tree.leaves, (direction, grads)), strict=True)]
-    np.testing.assert_allclose(np.concatenate([x.ravel() for x in ratios]), ratios[0][0], rtol=1e-5)

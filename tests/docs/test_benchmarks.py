@@ -329,7 +329,7 @@ def test_results_of_two_days_are_compared():
         report.compare(before | {"schema": 0}, before)
 
 
-def test_shapes_have_the_leaves_they_are_named_for():
+def test_bits_of_matrices_may_differ_a_little_and_shapes_have_their_leaves():
     shapes = (FULL | QUICK | TINY).items()
     leaves = {key: jax.tree.leaves(jax.eval_shape(shape.make)) for key, shape in shapes}
     models = dict.fromkeys(("gpt2", "bf16", "gpt2/8"), 148)
@@ -338,6 +338,12 @@ def test_shapes_have_the_leaves_they_are_named_for():
     assert sum(x.size for x in leaves["gpt2"]) == 124_439_808
     asked = {row for shape in FULL.values() for row in shape.rows or ()}
     assert asked <= {*ROWS, "flatten(AdamW)"}
+
+    arrays = {"x": np.array([1.0, 1e-3], np.float32)}
+    near = {"x": np.array([1.0, 1.001e-3], np.float32)}
+    assert same_bits.difference(arrays, near, 1e-5) is None
+    assert same_bits.difference(arrays, near, 0.0) == "x: 1.0e-06 apart"
+    assert same_bits.difference(arrays, {}, 0.0) == "other arrays: ['x']"
 
 
 def test_bits_are_compared_row_by_row(tmp_path, capsys):
@@ -351,11 +357,3 @@ def test_bits_are_compared_row_by_row(tmp_path, capsys):
     np.savez(before, **changed)
     assert same_bits.main([*args, "--against", str(before)]) == 1
     assert "1 rows differ" in capsys.readouterr().out
-
-
-def test_bits_of_matrices_may_differ_a_little():
-    arrays = {"x": np.array([1.0, 1e-3], np.float32)}
-    near = {"x": np.array([1.0, 1.001e-3], np.float32)}
-    assert same_bits.difference(arrays, near, 1e-5) is None
-    assert same_bits.difference(arrays, near, 0.0) == "x: 1.0e-06 apart"
-    assert same_bits.difference(arrays, {}, 0.0) == "other arrays: ['x']"

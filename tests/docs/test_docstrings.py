@@ -135,13 +135,11 @@ def described(value, owner):
     return names
 
 
-def test_every_public_name_and_module_has_a_docstring():
+def test_docstrings_are_their_own_and_describe_every_argument():
     assert [name for name, value in PUBLIC.items() if not own_docstring(value).strip()] == []
     modules = map(module_name, sorted(SOURCE.rglob("*.py")))
     assert [name for name in modules if name not in DOCSTRINGS] == []
 
-
-def test_docstrings_are_their_own_and_say_what_is_returned():
     inherit, say_nothing = [], []
     for name, value in PUBLIC.items():
         if name.rpartition(".")[0] in PUBLIC:
@@ -154,8 +152,6 @@ def test_docstrings_are_their_own_and_say_what_is_returned():
     assert not inherit, "show the docstring of a base class"
     assert not say_nothing, "have no **Returns:**"
 
-
-def test_every_argument_is_described():
     left_out = {}
     for name, value in PUBLIC.items():
         owner = PUBLIC.get(name.rpartition(".")[0])

@@ -92,7 +92,7 @@ def test_snippets_run_and_show_what_they_say(document, typechecked):
             assert matches(shown, got), f"{document}:{line} shows\n{shown}\nbut gives\n{got}"
 
 
-def test_links_lead_somewhere():
+def test_links_lead_somewhere_and_both_front_pages_are_short():
     links = [
         (document, target)
         for document in DOCUMENTS
@@ -102,13 +102,17 @@ def test_links_lead_somewhere():
     links = [link for link in links if "../actions/" not in link[1]]  # GitHub's own pages
     assert [x for x in links if not (ROOT / x[0]).parent.joinpath(x[1]).exists()] == []
 
-
-def test_readme_and_home_are_short_and_name_both_commands_first():
     words = {"README.md": 650, "docs/index.md": 700}
     assert all(len((ROOT / page).read_text().split()) <= limit for page, limit in words.items())
     first_screen = (ROOT / "README.md").read_text().split("\n## ")[0]
     assert 'pip install -e ".[examples]" && python examples/digits.py' in first_screen
     assert 'pip install -e ".[test]" && pytest' in first_screen
+
+    # An extra would have another name in a clone than in a release.
+    files = [ROOT / document for document in DOCUMENTS]
+    files += (ROOT / "src").rglob("*.py")
+    found = [file.name for file in files if "slalom[" in file.read_text()]
+    assert not found
 
 
 TYPES = "docs/guides/writing-a-transform.md"
@@ -138,11 +142,3 @@ def test_readme_runs_outside_of_the_strict_world():
 
 def is_error(shown):
     return shown is not None and re.match(r"[\w.]+Error: ", shown) is not None
-
-
-def test_an_optional_dependency_is_installed_by_its_own_name():
-    # An extra would have another name in a clone than in a release.
-    files = [ROOT / document for document in DOCUMENTS]
-    files += (ROOT / "src").rglob("*.py")
-    found = [file.name for file in files if "slalom[" in file.read_text()]
-    assert not found

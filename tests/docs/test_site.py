@@ -58,19 +58,15 @@ def value_of(name):
     return value
 
 
-def test_every_public_module_can_be_imported_by_its_name():
+def test_every_public_name_and_method_is_on_one_page_and_every_entry_exists():
     for name in MODULES:
         assert importlib.import_module(f"slalom.{name}") is getattr(sl, name)
 
-
-def test_every_public_name_and_every_method_that_wraps_is_on_one_page():
     count = Counter(name for name, *_ in ENTRIES)
     methods = [f"slalom.AbstractTransform.{name}" for name in FLUENT if name[0] != "_"]
     assert not [name for name in (*public_names(), *methods) if count[name] == 0], "not in docs/api"
     assert not [name for name, times in count.items() if times > 1], "several times in docs/api"
 
-
-def test_every_entry_and_every_listed_member_exists():
     missing = []
     for name, options, page in ENTRIES:
         owner = value_of(name)
@@ -80,8 +76,6 @@ def test_every_entry_and_every_listed_member_exists():
         missing += [f"{page}: {name}"] if owner is None else []
     assert missing == []
 
-
-def test_every_method_of_an_optimizer_is_listed():
     (options,) = [options for name, options, _ in ENTRIES if name == "slalom.Optimizer"]
     listed = set(re.findall(r"^ +- (\w+)$", options, re.MULTILINE))
     public = {name for name in dir(sl.Optimizer) if name[0] != "_"}
@@ -185,18 +179,22 @@ def test_a_good_site_has_no_faults_and_each_fault_is_found(tmp_path):
         assert any(fault in line for line in found), text
 
 
-def test_queries_lead_to_pages_that_exist():
+def test_queries_curves_and_notebooks_lead_to_what_exists():
     pairs = tool("check_search").PAIRS
     assert len(pairs) >= 20
     for page in pairs.values():
         assert (ROOT / "docs" / f"{page.rstrip('/') or 'index'}.md").exists()
 
-
-def test_every_schedule_has_a_curve():
     drawn = {type(schedule).__name__ for schedule in tool("schedule_curves").CURVES}
     page = (ROOT / "docs/api/schedules.md").read_text()
     for name in re.findall(r"^::: slalom\.schedules\.([a-z_]+)$", page, re.MULTILINE):
         assert name in drawn or name == "join"
+
+    pages = "\n".join(path.read_text() for path in (ROOT / "docs/examples").glob("*.md"))
+    scripts = re.findall(r"^notebook: (\S+)$", pages, re.MULTILINE)
+    assert len(scripts) >= 3
+    for script in scripts:
+        assert len(tool("notebooks").cells((ROOT / script).read_text())) > 5
 
 
 NOTEBOOK = """# %%
@@ -241,28 +239,16 @@ def test_a_notebook_shows_what_its_cells_show():
     assert "image/svg+xml" in outputs[1]["data"]
 
 
-def test_three_examples_are_notebooks():
-    pages = "\n".join(path.read_text() for path in (ROOT / "docs/examples").glob("*.md"))
-    scripts = re.findall(r"^notebook: (\S+)$", pages, re.MULTILINE)
-    assert len(scripts) >= 3
-    for script in scripts:
-        assert len(tool("notebooks").cells((ROOT / script).read_text())) > 5
-
-
-def test_bars_are_as_long_as_what_they_show():
+def test_bars_times_and_pictures_are_those_of_the_tables():
     rows = [("a", [("4", [(0, 4.0)])]), ("b", [("2", [(0, 1.0), (1, 1.0)])])]
     shown = tool("bars").figure(rows, "title", ("x", "y"))
     assert [float(w) for w in re.findall(r"width:([\d.]+)%", shown)] == [78.0, 19.5, 19.5]
 
-
-def test_the_times_are_those_of_the_table():
     found = dict(tool("times").ratios())
     assert len(found) > 10
     assert all(ratios[0] is not None for ratios in found.values())
     assert sum(x is not None for x in found["AdamW"]) == 3
 
-
-def test_the_pictures_of_memory_have_a_place():
     for name, page in {"codecs": "memory", "devices": "sharding"}.items():
         text = (ROOT / "docs/guides" / f"{page}.md").read_text()
         assert getattr(tool("memory"), f"{name.upper()}_PLACE") in text

@@ -184,13 +184,6 @@ def test_a_header_is_readable_and_a_dict_goes_there_and_back(adam):
         sl.checkpoint.from_dict(items, model=MODEL)
 
 
-def test_equinox_serialization_still_works(tmp_path, adam):
-    eqx.tree_serialise_leaves(tmp_path / "run.eqx", (adam.model, adam.opt))
-    like = blank(adam.model), sl.Optimizer(sl.adam(0.1), MODEL)
-    found = eqx.tree_deserialise_leaves(tmp_path / "run.eqx", like)
-    assert_same_bits(found, (adam.model, adam.opt))
-
-
 def test_a_model_that_is_one_array_and_a_batch_of_runs_come_back(path):
     model, opt = after_steps(sl.adam(0.1), 2, jnp.ones(2), jnp.ones(2))
     sl.checkpoint.save(path, model=model, opt=opt)
@@ -211,14 +204,19 @@ def test_a_model_that_is_one_array_and_a_batch_of_runs_come_back(path):
         sl.checkpoint.load(path, opt=make(0.1))
 
 
-def test_ages_of_single_parameters_come_back(path, adam):
+def test_ages_of_parameters_come_back_also_by_equinox(path, adam, tmp_path):
     opt = adam.opt.reset(adam.model, where=sl.where.path("b"))
     sl.checkpoint.save(path, opt=opt)
     loaded = sl.checkpoint.load(path, opt=sl.Optimizer(sl.adam(0.1), MODEL))
     assert_same_bits(loaded["opt"], opt)
 
+    eqx.tree_serialise_leaves(tmp_path / "run.eqx", (adam.model, adam.opt))
+    like = blank(adam.model), sl.Optimizer(sl.adam(0.1), MODEL)
+    found = eqx.tree_deserialise_leaves(tmp_path / "run.eqx", like)
+    assert_same_bits(found, (adam.model, adam.opt))
 
-def test_arrays_are_put_where_those_of_the_program_are(path, adam):
+
+def test_trees_of_shapes_are_filled_on_the_devices_of_the_program(path, adam):
     mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
     split = NamedSharding(mesh, PartitionSpec("data"))
     whole = NamedSharding(mesh, PartitionSpec())
@@ -235,8 +233,6 @@ def test_arrays_are_put_where_those_of_the_program_are(path, adam):
     assert kind_of(again["model"]) == kind_of(MODEL)
     assert_same_bits(again["model"], adam.model)
 
-
-def test_abstract_trees_are_filled(path, adam):
     model, opt, key = adam.model, adam.opt, jax.random.key(3)
     sl.checkpoint.save(path, model=model, opt=opt, key=key)
     like = eqx.filter_eval_shape(

@@ -73,7 +73,7 @@ def test_a_changed_chain_and_moments_of_another_dtype_load(adam):
     assert_same_bits(loaded["opt"], adam.opt.rebind(MODEL, tx=tx)[0])
 
 
-def test_a_lost_or_another_wrapper_is_reported_and_what_fits_is_loaded(path, adam):
+def test_lost_wrappers_are_reported_and_colliding_paths_load(path, adam):
     _, opt = after_steps(sl.adam(0.1).every_k(1))
     sl.checkpoint.save(path, opt=opt)
     plain = sl.Optimizer(sl.adam(0.1), MODEL)
@@ -87,6 +87,14 @@ def test_a_lost_or_another_wrapper_is_reported_and_what_fits_is_loaded(path, ada
     for loaded, saved in ((lost, opt), (gained, adam.opt)):
         states = (o.state_of("scale_by_adam") for o in (loaded["opt"], saved))
         assert_same_bits(*states)
+
+    params = {"a": {"b": jnp.ones(2)}, "a.b": jnp.zeros(2)}
+    _, opt = sl.Optimizer(sl.adam(0.1), params).step(params, params)
+    sl.checkpoint.save(path, model=params, opt=opt)
+    like = jax.tree.map(jnp.zeros_like, params)
+    loaded = sl.checkpoint.load(path, model=like, opt=sl.Optimizer(sl.adam(0.1), like))
+    assert loaded.report.fits
+    assert_same_bits((loaded["model"], loaded["opt"]), (params, opt))
 
 
 CHANGED = {
@@ -260,13 +268,3 @@ def test_state_in_another_code_or_shape_or_with_another_is_reported_once(path):
     assert loaded.report.restarted == ("opt.scale_by_adam.age",)
     assert len(loaded.report.reshaped) == 4
     assert "restarted:   opt.scale_by_adam.age" in repr(loaded.report).splitlines()
-
-
-def test_an_optimizer_whose_paths_collide_loads_into_itself(path):
-    params = {"a": {"b": jnp.ones(2)}, "a.b": jnp.zeros(2)}
-    _, opt = sl.Optimizer(sl.adam(0.1), params).step(params, params)
-    sl.checkpoint.save(path, model=params, opt=opt)
-    like = jax.tree.map(jnp.zeros_like, params)
-    loaded = sl.checkpoint.load(path, model=like, opt=sl.Optimizer(sl.adam(0.1), like))
-    assert loaded.report.fits
-    assert_same_bits((loaded["model"], loaded["opt"]), (params, opt))

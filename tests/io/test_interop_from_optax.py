@@ -114,7 +114,7 @@ def test_half_precision_steps_as_in_optax(dtype):
 
 
 @pytest.mark.slow
-def test_a_training_step_takes_a_whole_model_and_passes_what_a_line_search_needs():
+def test_training_steps_take_whole_models_and_both_directions_undo_each_other():
     search = from_optax(optax.lbfgs())
     assert search.needs == ("value", "grad", "value_fn")
     clipped = sl.ClipByGlobalNorm(1.0) | from_optax(optax.adamw(0.01))
@@ -125,6 +125,13 @@ def test_a_training_step_takes_a_whole_model_and_passes_what_a_line_search_needs
         assert after < before
     with pytest.raises(TypeError, match=r"FromOptax \('from_optax'\) needs 'value'"):
         opt.step(model, ones)
+
+    grads = gradients(params, 3)
+    there = from_optax(sl.interop.to_optax(sl.adamw(0.1)))
+    left, opt = slalom_trajectory(there, params, grads)
+    right, _ = slalom_trajectory(sl.adamw(0.1), params, grads)
+    assert_close(left, right, rtol=1e-6)
+    assert sl.interop.hyperparams(opt.state)["learning_rate"] == np.float32(0.1)
 
 
 WRAPPED = {
@@ -236,7 +243,7 @@ def test_arrays_with_the_shapes_of_parameters_are_moments():
     assert tx.init(jnp.ones(()))[0].mu.shape == ()
 
 
-def test_reset_restarts_moments_and_rebind_carries_them():
+def test_reset_restarts_moments_and_training_steps_donate_none_of_a_closure():
     gt = optax.adam(schedule)
     _, opt = fresh(gt).update(params, ones)
     again = opt.reset(params)
@@ -256,16 +263,6 @@ def test_reset_restarts_moments_and_rebind_carries_them():
     assert "from_optax.0.mu.params.w" in report.carried
     assert "from_optax.0.mu.params.b.0" in report.new
 
-
-def test_checkpoints_continue_bit_for_bit(tmp_path):
-    gt = optax.inject_hyperparams(optax.adamw)(0.1)
-    model, opt = fresh(gt).with_hyperparams(learning_rate=0.2).step(params, ones)
-    sl.checkpoint.save(tmp_path / "run", model=model, opt=opt)
-    loaded = sl.checkpoint.load(tmp_path / "run", model=params, opt=fresh(gt), hyperparams="file")
-    assert_same_bits(loaded["opt"].step(loaded["model"], ones), opt.step(model, ones))
-
-
-def test_a_training_step_donates_no_parameter_and_no_array_in_a_closure():
     gt = optax.GradientTransformation(lambda params: params, lambda u, state, params: (u, state))
     start = jax.tree.map(jnp.copy, params)
     opt = sl.Optimizer(from_optax(gt) | sl.sgd(0.1), start)
@@ -279,14 +276,12 @@ def test_a_training_step_donates_no_parameter_and_no_array_in_a_closure():
     assert not key.is_deleted()
 
 
-@pytest.mark.slow
-def test_both_directions_undo_each_other():
-    grads = gradients(params, 3)
-    there = from_optax(sl.interop.to_optax(sl.adamw(0.1)))
-    left, opt = slalom_trajectory(there, params, grads)
-    right, _ = slalom_trajectory(sl.adamw(0.1), params, grads)
-    assert_close(left, right, rtol=1e-6)
-    assert sl.interop.hyperparams(opt.state)["learning_rate"] == np.float32(0.1)
+def test_checkpoints_continue_bit_for_bit(tmp_path):
+    gt = optax.inject_hyperparams(optax.adamw)(0.1)
+    model, opt = fresh(gt).with_hyperparams(learning_rate=0.2).step(params, ones)
+    sl.checkpoint.save(tmp_path / "run", model=model, opt=opt)
+    loaded = sl.checkpoint.load(tmp_path / "run", model=params, opt=fresh(gt), hyperparams="file")
+    assert_same_bits(loaded["opt"].step(loaded["model"], ones), opt.step(model, ones))
 
 
 def test_it_prints_what_it_wraps_and_describes_state_and_learning_rates():

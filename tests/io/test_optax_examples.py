@@ -170,7 +170,7 @@ def test_an_example_moves_as_the_original(name):
         assert_moves_as(moved, params, slalom_trajectory(tx, params, grads)[0])
 
 
-def test_a_prefix_of_labels_over_a_pair_of_models():
+def test_labels_are_prefixes_and_some_parameters_are_not_optimized():
     original, _, (ours,) = EXAMPLES["a prefix of labels"]
     models = (mlp(0), mlp(1))
     params, grads = params_of(models), gradients(models, STEPS)
@@ -180,8 +180,6 @@ def test_a_prefix_of_labels_over_a_pair_of_models():
     assert rates["generator.scale_by_learning_rate.learning_rate"] == np.float32(0.1)
     assert rates["discriminator.scale_by_learning_rate.learning_rate"] == 0.5
 
-
-def test_some_parameters_are_not_optimized_at_all():
     # The page wraps `partition` with `masked`, which would add raw gradients to the others.
     params = {name: {"w": jnp.ones((5, 6)), "b": jnp.ones(5)} for name in ("linear_1", "linear_2")}
     grads = gradients(params, STEPS)

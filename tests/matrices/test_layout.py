@@ -154,7 +154,7 @@ def test_steps_that_do_not_count_leave_the_first_decay_at_zero():
     np.testing.assert_allclose(seen, [9, 25, 49, last * 49 + (1 - last)], rtol=1e-6)
 
 
-def test_a_layer_that_is_not_known_says_so_where_its_layout_counts():
+def test_modules_state_layouts_and_unknown_or_tied_ones_say_so():
     params = {"net": Mine(jnp.ones((3, 2)), jnp.ones(3))}
     sl.ScaleByFactoredRms().init(params)  # which of two axes comes first is all the same to it
     sl.AdaptiveGradClip(0.1, layout={sl.where.type(Mine) & sl.where.ndim(2): "io"}).init(params)
@@ -166,6 +166,25 @@ def test_a_layer_that_is_not_known_says_so_where_its_layout_counts():
         "To state the layout and silence this warning, write `__layout__ = {'weight': 'io'}` into "
         "the class Mine, or `sl.AdaptiveGradClip(..., layout={sl.where.type(Mine): 'io'})`."
     ]
+
+    assert matrices(drawn(stated)) == [
+        "3 × 2", "an embedding", "3 of 2 × 4", "a vector",
+        "2 × 3", "an embedding", "3 of 2 × 4", "a vector",
+    ]  # fmt: skip
+    # What a rule is told counts more.
+    told = {sl.where.path("table"): "io", sl.where.path("inner.0.qkv.weight"): "o(2i)"}
+    assert matrices(drawn(stated), told)[1::5] == ["4 × 5", "2 of 6 × 2"]
+
+    pair = eqx.nn.Embedding(5, 3, key=keys[0]), eqx.nn.Linear(3, 5, key=keys[1])
+    ties = (
+        (lambda p: p[1].weight, lambda p: p[0].weight, ["an embedding", "a vector"]),
+        (lambda p: p[0].weight, lambda p: p[1].weight, ["tied to an embedding", "a vector"]),
+    )
+    for where, get, want in ties:
+        model = {"tied": eqx.nn.Shared(pair, where, get), "free": eqx.nn.Linear(3, 5, key=keys[2])}
+        params = params_of(model)
+        assert matrices(params) == ["5 × 3", "a vector", *want]
+        assert matrices(params, {sl.where.path("tied.**") & sl.where.ndim(2): "oi"})[2] == "5 × 3"
 
 
 def matrices(params, told=None):
@@ -191,16 +210,6 @@ class Stated(eqx.Module):
 def stated():
     inner = Stated(jnp.ones((2, 3)), jnp.ones((5, 4)), eqx.nn.Linear(4, 6, key=keys[0]), [])
     return eqx.tree_at(lambda m: m.inner, inner, [inner])
-
-
-def test_a_module_states_the_layout_of_its_arrays_and_of_those_inside():
-    assert matrices(drawn(stated)) == [
-        "3 × 2", "an embedding", "3 of 2 × 4", "a vector",
-        "2 × 3", "an embedding", "3 of 2 × 4", "a vector",
-    ]  # fmt: skip
-    # What a rule is told counts more.
-    told = {sl.where.path("table"): "io", sl.where.path("inner.0.qkv.weight"): "o(2i)"}
-    assert matrices(drawn(stated), told)[1::5] == ["4 × 5", "2 of 6 × 2"]
 
 
 GROUPED = [
@@ -229,7 +238,7 @@ def parts(layer, axes, groups, whole):
     return [params_of(part) for part in made]
 
 
-def test_groups_of_a_convolution_see_their_own_inputs():
+def test_matrices_are_written_as_read_and_groups_see_their_own_inputs():
     for layer, axes, groups in GROUPED:
         conv = grouped(layer, axes, groups)
         x = jnp.asarray(np.random.default_rng(0).normal(size=(6, *(5,) * axes)), jnp.float32)
@@ -240,6 +249,22 @@ def test_groups_of_a_convolution_see_their_own_inputs():
         matrices([grouped(*kind) for kind in GROUPED])
         == [*("2 of 6 × 9", "3 of 4 × 18", "a depthwise kernel")] * 2
     )
+
+    for shape, layout in (
+        *(((3, 4), "oi"), ((3, 4), "io"), ((5, 3, 4), "io"), ((4, 3, 5), "iso"), ((6, 4), "(3o)i")),
+        *(((4, 6), "o(2i)"), ((2, 3, 4, 5), "oikk"), ((2, 3, 4, 5), "ikok"), ((2, 6, 4), "(3i)o")),
+    ):
+        x = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
+        (found,) = layouts({"w": jnp.asarray(x)}, as_layout(layout))
+        m = found.matrix
+        read = m.read(jnp.asarray(x))
+        assert read.shape == (m.batch, m.rows, m.columns), layout
+        np.testing.assert_array_equal(m.write(read), x, err_msg=layout)
+        # Along one unit only the inputs differ.
+        if "(" not in layout:
+            turned = np.moveaxis(x, found.unit, range(-len(found.unit), 0))
+            units = (sorted(a.reshape(-1, m.columns).tolist()) for a in (turned, np.asarray(read)))
+            assert next(units) == next(units), layout
 
 
 @pytest.mark.parametrize("name", slow_except(OF_MATRICES + OF_LAYERS, "Orthogonalize"))
@@ -282,37 +307,6 @@ def test_plain_arrays_stacks_and_heads_are_read_as_matrices():
     stack = drawn(lambda: eqx.filter_vmap(lambda k: eqx.nn.Linear(3, 4, key=k))(keys[:5]))
     assert matrices(stack) == ["5 of 4 × 3", "a vector"]
     np.testing.assert_array_equal(layouts(stack)[0].matrix.read(stack.weight), stack.weight)
-
-
-def test_a_layer_that_is_tied_to_an_embedding_is_no_matrix():
-    pair = eqx.nn.Embedding(5, 3, key=keys[0]), eqx.nn.Linear(3, 5, key=keys[1])
-    ties = (
-        (lambda p: p[1].weight, lambda p: p[0].weight, ["an embedding", "a vector"]),
-        (lambda p: p[0].weight, lambda p: p[1].weight, ["tied to an embedding", "a vector"]),
-    )
-    for where, get, want in ties:
-        model = {"tied": eqx.nn.Shared(pair, where, get), "free": eqx.nn.Linear(3, 5, key=keys[2])}
-        params = params_of(model)
-        assert matrices(params) == ["5 × 3", "a vector", *want]
-        assert matrices(params, {sl.where.path("tied.**") & sl.where.ndim(2): "oi"})[2] == "5 × 3"
-
-
-def test_what_is_written_is_what_was_read():
-    for shape, layout in (
-        *(((3, 4), "oi"), ((3, 4), "io"), ((5, 3, 4), "io"), ((4, 3, 5), "iso"), ((6, 4), "(3o)i")),
-        *(((4, 6), "o(2i)"), ((2, 3, 4, 5), "oikk"), ((2, 3, 4, 5), "ikok"), ((2, 6, 4), "(3i)o")),
-    ):
-        x = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
-        (found,) = layouts({"w": jnp.asarray(x)}, as_layout(layout))
-        m = found.matrix
-        read = m.read(jnp.asarray(x))
-        assert read.shape == (m.batch, m.rows, m.columns), layout
-        np.testing.assert_array_equal(m.write(read), x, err_msg=layout)
-        # Along one unit only the inputs differ.
-        if "(" not in layout:
-            turned = np.moveaxis(x, found.unit, range(-len(found.unit), 0))
-            units = (sorted(a.reshape(-1, m.columns).tolist()) for a in (turned, np.asarray(read)))
-            assert next(units) == next(units), layout
 
 
 RULES_WITH_LAYOUT = {

@@ -119,7 +119,7 @@ def test_zero_tiny_huge_and_rank_one_updates_stay_finite(case):
 
 
 @pytest.mark.slow
-def test_complex_matrices_become_unitary():
+def test_norm_muon_complex_matrices_and_scales_follow_the_textbook():
     random = np.random.default_rng(3)
     x = random.normal(size=(3, 6)) + 1j * random.normal(size=(3, 6))
     got = apply(sl.Orthogonalize("ten_steps", 10, None), jnp.asarray(x, jnp.complex64))
@@ -127,17 +127,6 @@ def test_complex_matrices_become_unitary():
     u, _, v = np.linalg.svd(x, full_matrices=False)
     np.testing.assert_allclose(got, u @ v, atol=1e-3)
 
-
-class Turned(eqx.Module):
-    """A linear layer that stores its weight the other way round."""
-
-    __layout__ = {"weight": "io"}  # noqa: RUF012
-
-    weight: jax.Array
-
-
-@pytest.mark.slow
-def test_the_scale_follows_outputs_and_inputs():
     layer = eqx.nn.Linear(64, 256, use_bias=False, key=jax.random.key(0))
     ten = sl.Orthogonalize("ten_steps", 10)
     norm = lambda u: np.linalg.norm(np.asarray(u), 2)  # noqa: E731
@@ -146,6 +135,26 @@ def test_the_scale_follows_outputs_and_inputs():
     np.testing.assert_allclose(norm(u["linear"].weight), 2, rtol=1e-3)
     np.testing.assert_allclose(u["turned"].weight.T, u["linear"].weight, atol=1e-6)
     np.testing.assert_allclose(norm(u["plain"]), 1, rtol=1e-3)  # inputs first, as in Optax
+
+    random = np.random.default_rng(0)
+    params = [jnp.asarray(random.normal(size=s), jnp.float32) for s in ((6, 4), (4, 6))]
+    grads = gradients(params, 5)
+    ours, _ = slalom_trajectory(sl.norm_muon(0.02, layout="oi"), params, grads)
+    for path, start, g in zip(ours, params, grads, strict=True):
+        np.testing.assert_allclose(path, nor_muon(start, g, 0.02, 0.95, 0.95), atol=2e-5)
+
+    params = {f"w{i}": jnp.zeros((384, 384 if i % 2 else 768)) for i in range(6)}
+    memory = compiled_step(sl.muon(0.02), params).memory_analysis()
+    # The products of all matrices together are three times the parameters.
+    assert memory.temp_size_in_bytes < sum(x.nbytes for x in params.values())
+
+
+class Turned(eqx.Module):
+    """A linear layer that stores its weight the other way round."""
+
+    __layout__ = {"weight": "io"}  # noqa: RUF012
+
+    weight: jax.Array
 
 
 LAYOUTS = {"muon": sl.muon(0.1), "norm_muon": sl.norm_muon(0.1), "scion": sl.scion(1e-3)}
@@ -222,16 +231,6 @@ def nor_muon(params, grads, lr, b1, b2, eps=1e-10):
         p = p - lr * math.sqrt(max(1, p.shape[0] / p.shape[1])) * new
         history.append(p)
     return np.stack(history)
-
-
-@pytest.mark.slow
-def test_norm_muon_is_the_textbook():
-    random = np.random.default_rng(0)
-    params = [jnp.asarray(random.normal(size=s), jnp.float32) for s in ((6, 4), (4, 6))]
-    grads = gradients(params, 5)
-    ours, _ = slalom_trajectory(sl.norm_muon(0.02, layout="oi"), params, grads)
-    for path, start, g in zip(ours, params, grads, strict=True):
-        np.testing.assert_allclose(path, nor_muon(start, g, 0.02, 0.95, 0.95), atol=2e-5)
 
 
 @pytest.mark.slow
@@ -346,14 +345,6 @@ def test_messages_are_as_stated_to_the_last_word(bad, message):
     with pytest.raises(ValueError) as error:  # noqa: PT011  the whole text is compared
         bad()
     assert str(error.value) == message
-
-
-@pytest.mark.slow
-def test_one_matrix_after_the_other_is_in_memory():
-    params = {f"w{i}": jnp.zeros((384, 384 if i % 2 else 768)) for i in range(6)}
-    memory = compiled_step(sl.muon(0.02), params).memory_analysis()
-    # The products of all matrices together are three times the parameters.
-    assert memory.temp_size_in_bytes < sum(x.nbytes for x in params.values())
 
 
 @pytest.mark.parametrize("recipe", [sl.muon, sl.norm_muon, sl.contrib.dion])

@@ -126,7 +126,7 @@ def test_soap_is_adam_in_the_dense_eigenbasis(f, x64):
 
 
 @pytest.mark.slow
-def test_kl_soap_on_a_hyperball_follows_the_record(x64):
+def test_kl_soap_and_splus_give_known_numbers(x64):
     # Of a float64 transcription of the equations of modded-nanogpt's records 19 and 25.
     start, grads = jnp.array(START), jnp.array(GRADS)
     hyperball = sl.ScaleByTrustRatio() | sl.ScaleByLearningRate(0.018) | sl.KeepInitialNorm()
@@ -141,9 +141,6 @@ def test_kl_soap_on_a_hyperball_follows_the_record(x64):
     np.testing.assert_allclose(left[0] ** -0.5, [0.700486, 0.975485], atol=6e-7)
     np.testing.assert_allclose(right[0] ** -0.5, [0.599750, 1.119069, 1.803190], atol=6e-7)
 
-
-@pytest.mark.slow
-def test_splus_with_an_average_gives_known_numbers(x64):
     # Of a float64 transcription of the authors' equations, at the rate 0.1.
     w, grads = jnp.array(START), jnp.array(GRADS)
     tx = (sl.contrib.ScaleBySplus(layout="oi") | sl.ScaleByLearningRate(0.1)).average(0.999)
@@ -275,7 +272,7 @@ def test_kron_refreshes_by_the_schedule_of_the_authors():
 
 
 @pytest.mark.slow
-def test_shampoo_with_grafting_and_momentum_gives_a_known_number():
+def test_shampoo_gives_a_known_number_and_descriptions_name_matrices():
     # From the tests of Google's distributed_shampoo: learning rate 0.1, blocks of 32.
     params = [jnp.array([[1.0, 3.0], [2.0, 4.0]]), jnp.array([[3.0, 4.0], [3.0, 4.0]])]
     grads = [jnp.array([[500.0, 5.0], [500.0, 5.0]]), jnp.array([[300.0, 3.0], [300.0, 3.0]])]
@@ -286,6 +283,18 @@ def test_shampoo_with_grafting_and_momentum_gives_a_known_number():
     )
     updates, _ = tx.update(grads, tx.init(params), params, sl.Context(step=0))
     np.testing.assert_allclose(updates[1][-1, -1], -0.57, atol=1e-4)
+
+    model = {"w": jnp.ones((3, 6)), "b": jnp.ones(3)}
+    for tx, note in (
+        (sl.soap(0.1), "6 × 3"),
+        (sl.soap(0.1, max_size=5), "6 × 3, unrotated rows"),
+        (sl.kron(0.1, max_size=2), "6 × 3, diagonal factor of rows, diagonal factor of columns"),
+        (sl.shampoo(0.1, block_size=3), "6 × 3, 2 blocks of 3 × 3"),
+    ):
+        rows = sl.Optimizer(tx, model).describe(model).to_dict()
+        assert rows["w"]["notes"] == note
+        assert rows["b"]["notes"] == ""
+        assert rows["b"]["group"] == "rest"
 
 
 def dense_shampoo(start, grads, f, b2, eps):
@@ -353,18 +362,3 @@ def test_shampoo_leaves_gradients_after_zeros_and_frequencies_are_schedules():
         tx = rule(precondition_frequency=lambda n: n + 1.0)
         with pytest.raises(TypeError, match=f"{rule.__name__} needs 'step'"):
             tx.update(params, tx.init(params), params)
-
-
-@pytest.mark.slow
-def test_descriptions_name_matrices_and_what_has_no_factor():
-    model = {"w": jnp.ones((3, 6)), "b": jnp.ones(3)}
-    for tx, note in (
-        (sl.soap(0.1), "6 × 3"),
-        (sl.soap(0.1, max_size=5), "6 × 3, unrotated rows"),
-        (sl.kron(0.1, max_size=2), "6 × 3, diagonal factor of rows, diagonal factor of columns"),
-        (sl.shampoo(0.1, block_size=3), "6 × 3, 2 blocks of 3 × 3"),
-    ):
-        rows = sl.Optimizer(tx, model).describe(model).to_dict()
-        assert rows["w"]["notes"] == note
-        assert rows["b"]["notes"] == ""
-        assert rows["b"]["group"] == "rest"

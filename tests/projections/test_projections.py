@@ -229,18 +229,6 @@ def test_derivatives_are_those_of_differences(x64):
         assert_close(tangent, difference, atol=1e-6, err_msg=name)
 
 
-def test_projections_compare_print_and_include_those_of_optax():
-    assert P.l2_ball(2) == P.l2_ball(2.0)
-    assert hash(P.l2_ball(2.0)) == hash(P.l2_ball(2.0))
-    assert P.l2_ball(2.0) != P.l2_ball(3.0)
-    for fn in (P.non_negative(), P.box(0, None), P.simplex(), P.l1_sphere(2.5)):
-        assert eval(repr(fn), {"sl": sl}) == fn
-    assert repr(P.l1_ball(2.0)) == "sl.projections.l1_ball(scale=2.0)"
-
-    names = {name.removeprefix("projection_") for name in dir(op) if name[:11] == "projection_"}
-    assert names <= set(P.__all__)
-
-
 def at(i):
     return jax.tree.map(lambda g: g[i], GRADS)
 
@@ -319,7 +307,7 @@ def test_evaluated_parameters_and_bounds_follow_the_model():
     assert model.activation is mlp().activation
 
 
-def test_the_numbers_of_a_projection_are_hyperparameters():
+def test_numbers_are_hyperparameters_and_projections_print_as_those_of_optax():
     schedule = sl.schedules.piecewise_constant(0.5, {1: 0.5})
     model, opt = steps(sl.sgd(0.1).project(P.l2_ball(schedule)), number=2)
     assert float(sl.tree.global_norm(model)) == pytest.approx(0.25, rel=1e-6)
@@ -328,6 +316,16 @@ def test_the_numbers_of_a_projection_are_hyperparameters():
     model, opt = opt.step(MODEL, at(0))
     assert float(sl.tree.global_norm(model)) == pytest.approx(0.125, rel=1e-6)
     assert "sl.projections.l2_ball(scale=0.125)" in repr(opt.transform)
+
+    assert P.l2_ball(2) == P.l2_ball(2.0)
+    assert hash(P.l2_ball(2.0)) == hash(P.l2_ball(2.0))
+    assert P.l2_ball(2.0) != P.l2_ball(3.0)
+    for fn in (P.non_negative(), P.box(0, None), P.simplex(), P.l1_sphere(2.5)):
+        assert eval(repr(fn), {"sl": sl}) == fn
+    assert repr(P.l1_ball(2.0)) == "sl.projections.l1_ball(scale=2.0)"
+
+    names = {name.removeprefix("projection_") for name in dir(op) if name[:11] == "projection_"}
+    assert names <= set(P.__all__)
 
 
 def test_functions_of_optax_and_modules_are_projections_too_and_see_complex_parameters():

@@ -146,12 +146,26 @@ def test_the_estimate_grows_to_the_distance_and_never_decreases(name):
 
 
 @pytest.mark.slow
-def test_the_estimate_does_not_depend_on_the_scale_of_the_loss():
+def test_the_estimate_ignores_the_scale_of_the_loss_and_follows_resets():
     for tx in (sl.contrib.dadapt_adamw(eps=0.0), sl.prodigy(eps=0.0)):
         # A power of 2 changes no digit.
         small = run(tx, 30, loss=loss_fn)
         large = run(tx, 30, loss=lambda p: 2.0**20 * loss_fn(p))
         assert_close(small[:2], large[:2], rtol=0, atol=0)
+
+    tx = sl.prodigy(estim_lr0=1e-2)
+    grads = [jax.tree.map(lambda p: p - 5.0, START)] * 20
+    (*_, (params, opt)) = by_hand(tx, grads, START)
+    d = float(opt.metrics["estim_lr"])
+    assert d > 2e-2
+    part = opt.reset(params, sl.where.path("w"))
+    assert float(part.metrics["estim_lr"]) == d
+    np.testing.assert_array_equal(part.state.init_params["w"], params["w"])
+    np.testing.assert_array_equal(part.state.init_params["b"], START["b"])
+    stepped, _ = part.step(params, grads[0])
+    # A fresh mean is corrected from its own start: a first step of d.
+    np.testing.assert_allclose(stepped["w"] - params["w"], d, rtol=1e-3)
+    assert float(opt.reset(params).metrics["estim_lr"]) == np.float32(1e-2)
 
 
 def test_momo_and_momo_adam_reach_the_lower_bound_of_their_model():
@@ -268,23 +282,6 @@ def test_each_group_has_an_estimate_that_follows_windows():
     assert accumulated["w"].dtype == jnp.bfloat16
     estimate = opt.state_of(sl.ScaleByProdigy).estim_lr
     np.testing.assert_allclose(estimate, alone.metrics["estim_lr"], rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_a_whole_reset_starts_the_estimate_again_and_a_partial_one_keeps_it():
-    tx = sl.prodigy(estim_lr0=1e-2)
-    grads = [jax.tree.map(lambda p: p - 5.0, START)] * 20
-    (*_, (params, opt)) = by_hand(tx, grads, START)
-    d = float(opt.metrics["estim_lr"])
-    assert d > 2e-2
-    part = opt.reset(params, sl.where.path("w"))
-    assert float(part.metrics["estim_lr"]) == d
-    np.testing.assert_array_equal(part.state.init_params["w"], params["w"])
-    np.testing.assert_array_equal(part.state.init_params["b"], START["b"])
-    stepped, _ = part.step(params, grads[0])
-    # A fresh mean is corrected from its own start: a first step of d.
-    np.testing.assert_allclose(stepped["w"] - params["w"], d, rtol=1e-3)
-    assert float(opt.reset(params).metrics["estim_lr"]) == np.float32(1e-2)
 
 
 LEAN = {"prodigy": 0.01, "dog": 0.01, "momo": 0.01, "cocob": 0.01, "momo_adam": 1.1}

@@ -27,12 +27,29 @@ contrib = optax.contrib
 
 
 @pytest.mark.slow
-def test_acprop_of_optax_is_smaller_by_the_first_decay(x64):
+def test_acprop_galore_and_half_lives_in_double_precision(x64):
     numbers, start = (0.8, 0.9, 1e-30, 1e-30), jnp.zeros(3)
     grads = gradients(start, 6)
     found = updates_of(sl.contrib.ScaleByAcprop(*numbers), grads).at[1:].multiply(0.8)
     theirs, _ = optax_trajectory(contrib.scale_by_acprop(*numbers), start, grads)
     np.testing.assert_allclose(np.diff(theirs, axis=0, prepend=0), found, rtol=1e-9)
+
+    # Of a square matrix stored as in × out, Optax projects the inputs unless it is told otherwise.
+    params = {"w": jnp.ones((4, 4)), "b": jnp.ones(3)}
+    grads = gradients(params, 7)
+    numbers = contrib.GaLoreDimensionNumbers(1, 0)
+    theirs = contrib.galore(0.05, 2, 3, 0.7, weight_dimension_numbers=numbers)
+    ours, _ = slalom_trajectory(sl.contrib.galore(0.05, 2, 3, 0.7), params, grads)
+    expected, _ = optax_trajectory(theirs, params, grads)
+    # Optax computes the singular vectors in float32.
+    assert_close(ours, expected, rtol=1e-5, atol=1e-6)
+
+    decays = sl.schedules.linear_half_life(0.9, 0.9999, 8).values(11)
+    half_lives = np.log(0.5) / np.log(decays)
+    ends = np.log(0.5) / np.log([0.9, 0.9999])
+    np.testing.assert_allclose(half_lives, np.interp(np.arange(11), [0, 8], ends), rtol=1e-10)
+    assert decays[0] == 0.9
+    assert decays[8] == decays[-1] == 0.9999
 
 
 def test_adopt_clips_the_norm_of_complex_numbers():
@@ -42,12 +59,22 @@ def test_adopt_clips_the_norm_of_complex_numbers():
 
 
 @pytest.mark.slow
-def test_a_learning_rate_of_zero_leaves_the_sums_of_madgrad_as_they_are():
+def test_apollo_draws_other_projections_and_a_rate_of_zero_stops_madgrad():
     params = jnp.asarray([1.0, -1.0])
     tx = sl.contrib.ScaleByMadgrad(0.0)
     updates, state = tx.update(jnp.ones(2), tx.init(params), params, sl.Context(step=0))
     np.testing.assert_array_equal(updates, 0)
     np.testing.assert_array_equal(state.grad_sum, 0)
+
+    grads = {"a": jnp.ones((5, 3, 4)), "b": jnp.ones((5, 3, 4))}
+    tx = sl.contrib.ScaleByApollo(1, 2, max_growth=jnp.inf)
+    updates = updates_of(tx, grads)
+    assert not np.allclose(updates["a"], updates["b"])
+    np.testing.assert_allclose(updates["a"][0], updates["a"][1], rtol=1e-5)
+    assert not np.allclose(updates["a"][1], updates["a"][2])
+    other = updates_of(sl.contrib.ScaleByApollo(1, 2, key=1), grads)
+    assert not np.allclose(other["a"][0], updates["a"][0])
+    assert tx.notes({"a": jnp.ones((3, 4)), "b": jnp.ones(3)}) == ("4 × 3 at rank 1", None)
 
 
 class Attention(eqx.Module):
@@ -120,19 +147,6 @@ def test_adam_mini_is_adam_with_a_mean_for_each_token_head_output_and_bias():
 
 
 @pytest.mark.slow
-def test_galore_is_that_of_optax_for_square_matrices(x64):
-    # Of a square matrix stored as in × out, Optax projects the inputs unless it is told otherwise.
-    params = {"w": jnp.ones((4, 4)), "b": jnp.ones(3)}
-    grads = gradients(params, 7)
-    numbers = contrib.GaLoreDimensionNumbers(1, 0)
-    theirs = contrib.galore(0.05, 2, 3, 0.7, weight_dimension_numbers=numbers)
-    ours, _ = slalom_trajectory(sl.contrib.galore(0.05, 2, 3, 0.7), params, grads)
-    expected, _ = optax_trajectory(theirs, params, grads)
-    # Optax computes the singular vectors in float32.
-    assert_close(ours, expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
 def test_galore_projects_each_matrix_of_a_stack_and_only_when_it_is_due():
     grads = jnp.asarray(np.random.default_rng(0).standard_normal((4, 2, 3, 5)), jnp.float32)
     tx = sl.contrib.ScaleByGalore(2, 3, layout="soi")
@@ -196,29 +210,6 @@ def test_apollo_is_that_of_the_paper(per_tensor, x64):
     np.testing.assert_allclose(tall, expected.transpose(0, 2, 1), rtol=1e-10)
     free = sl.contrib.ScaleByApollo(2, 3, 0.5, per_tensor, max_growth=jnp.inf)
     assert jnp.max(jnp.abs(updates_of(free, jnp.asarray(grads)) / expected)) > 1.5
-
-
-@pytest.mark.slow
-def test_apollo_draws_other_projections_for_each_seed_matrix_and_window():
-    grads = {"a": jnp.ones((5, 3, 4)), "b": jnp.ones((5, 3, 4))}
-    tx = sl.contrib.ScaleByApollo(1, 2, max_growth=jnp.inf)
-    updates = updates_of(tx, grads)
-    assert not np.allclose(updates["a"], updates["b"])
-    np.testing.assert_allclose(updates["a"][0], updates["a"][1], rtol=1e-5)
-    assert not np.allclose(updates["a"][1], updates["a"][2])
-    other = updates_of(sl.contrib.ScaleByApollo(1, 2, key=1), grads)
-    assert not np.allclose(other["a"][0], updates["a"][0])
-    assert tx.notes({"a": jnp.ones((3, 4)), "b": jnp.ones(3)}) == ("4 × 3 at rank 1", None)
-
-
-@pytest.mark.slow
-def test_the_half_life_of_a_decay_is_linear(x64):
-    decays = sl.schedules.linear_half_life(0.9, 0.9999, 8).values(11)
-    half_lives = np.log(0.5) / np.log(decays)
-    ends = np.log(0.5) / np.log([0.9, 0.9999])
-    np.testing.assert_allclose(half_lives, np.interp(np.arange(11), [0, 8], ends), rtol=1e-10)
-    assert decays[0] == 0.9
-    assert decays[8] == decays[-1] == 0.9999
 
 
 SHAPE = (128, 256)

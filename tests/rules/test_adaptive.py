@@ -62,7 +62,7 @@ def test_what_rules_refuse_and_store():
     assert [a.shape for a in state.accumulators] == [(2, 1), (1, 3)]
 
 
-def test_novograd_decays_the_selected_parameters_and_adadelta_needs_no_learning_rate():
+def test_signs_near_zero_selected_decays_and_adadelta():
     params = {"w": jnp.ones((1, 1)), "b": jnp.ones(1)}
     tx = sl.novograd(0.1, weight_decay=0.5, decay_where=sl.where.ndim(min=2))
     zeros = jax.tree.map(jnp.zeros_like, params)
@@ -74,8 +74,6 @@ def test_novograd_decays_the_selected_parameters_and_adadelta_needs_no_learning_
     stepped, _ = sl.Optimizer(sl.adadelta(), jnp.ones(1)).step(jnp.ones(1), jnp.ones(1))
     assert stepped[0] < 1
 
-
-def test_rules_of_signs_at_complex_tiny_and_small_numbers():
     u, _ = sl.ScaleBySign().update(jnp.array([3 - 4j, 0]), None)
     np.testing.assert_allclose(u, [0.6 - 0.8j, 0], rtol=1e-6)
     for size in (1.0, 1e-30):
@@ -114,15 +112,13 @@ FIRST_MOMENTS = (
 )
 
 
-def test_first_moments_of_float16_parameters_are_float32():
+def test_first_moments_of_float16_are_float32_so_parameters_come_to_rest():
     for tx in FIRST_MOMENTS:
         for own, stored in ((jnp.float16, jnp.float32), (jnp.bfloat16, jnp.bfloat16)):
             means = means_of(jax.eval_shape(tx.init, jnp.ones(2, own)))
             assert means, tx
             assert all(x.dtype == stored for x in means), tx
 
-
-def test_a_float16_parameter_comes_to_rest_after_its_last_gradient():
     params = jnp.ones((), jnp.float16)
     opt = sl.Optimizer(sl.adam(1e-3), params)
 

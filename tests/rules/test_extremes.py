@@ -125,7 +125,7 @@ def test_an_orthogonal_update_does_not_depend_on_the_size_of_the_gradient(name):
 
 
 @pytest.mark.slow
-def test_numbers_whose_inverse_is_subnormal_are_orthogonalized():
+def test_subnormal_inverses_and_the_paths_of_projections():
     x = jnp.asarray(np.random.default_rng(0).standard_normal((3, 5)), jnp.float32)
     x = x / jnp.max(jnp.abs(x))
     expected, _ = sl.Orthogonalize().update(x, None)
@@ -133,9 +133,6 @@ def test_numbers_whose_inverse_is_subnormal_are_orthogonalized():
         got, _ = jax.jit(sl.Orthogonalize().update)(x * jnp.float32(size), None)
         np.testing.assert_allclose(got, expected, rtol=1e-5)
 
-
-@pytest.mark.slow
-def test_the_projection_of_apollo_belongs_to_the_path_of_a_parameter():
     rule = sl.contrib.ScaleByApollo(rank=2)
     w = jnp.asarray(np.random.default_rng(0).standard_normal((4, 6)), jnp.float32)
     alone, _ = rule.update({"w": w}, rule.init({"w": w}))
@@ -152,7 +149,7 @@ def around(size):
     return jnp.asarray([[3.0, -4.0], [0.0, 1.0]], jnp.float32) * jnp.float32(size)
 
 
-def test_norms_and_trust_ratios_of_any_size_have_values_and_derivatives():
+def test_norms_epsilons_and_fits_of_any_size():
     scale = jax.jit(lambda u, p: sl.ScaleByTrustRatio().update(u, None, p)[0])
     for size in SIZES:
         for of_params in (1e-15, 1.0, 4e20):
@@ -170,6 +167,17 @@ def test_norms_and_trust_ratios_of_any_size_have_values_and_derivatives():
     for size in (1e-30, 1.0, 1e30):
         wanted = around(1.0) / np.sqrt(26)
         np.testing.assert_allclose(derivative(around(size)), wanted, rtol=1e-6, err_msg=f"{size}")
+
+    tx = sl.ScaleByFactoredRms(min_dim_size_to_factor=2, eps=1e-300)
+    zeros = {"vector": jnp.zeros(3), "matrix": jnp.zeros((4, 4))}
+    updates, _ = jax.jit(tx.update)(zeros, tx.init(zeros))
+    assert eqx.tree_equal(updates, zeros)
+
+    def loss(x):
+        return 1e-22 * jnp.sum((x - 1) ** 2)
+
+    result = sl.minimize(loss, sl.sgd(1e21), jnp.zeros(3), max_steps=3, gtol=0.0)
+    np.testing.assert_allclose(result.model, 1 - 0.8**3, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", slow_except(["lamb", "lars", "fromage"], "lars"))
@@ -200,13 +208,6 @@ def test_adafactor_recovers_from_a_huge_gradient(case):
     )
     updates, _ = update(later, state)
     assert bool(jnp.all(updates > 1e-2))
-
-
-def test_adafactor_takes_the_smallest_epsilon():
-    tx = sl.ScaleByFactoredRms(min_dim_size_to_factor=2, eps=1e-300)
-    zeros = {"vector": jnp.zeros(3), "matrix": jnp.zeros((4, 4))}
-    updates, _ = jax.jit(tx.update)(zeros, tx.init(zeros))
-    assert eqx.tree_equal(updates, zeros)
 
 
 LAYOUT = {sl.where.path("w"): "oi"}
@@ -288,11 +289,3 @@ def test_a_common_factor_changes_no_direction(size):
         metrics = [step(x, sl.Optimizer(tx, x), jnp.float32(s))[1].metrics for s in (size, 1.0)]
         for name in ("weights.a", "weights.b", "cosines.a.b"):
             np.testing.assert_allclose(metrics[0][name], metrics[1][name], rtol=1e-4, atol=1e-5)
-
-
-def test_a_fit_with_tiny_gradients_goes_on():
-    def loss(x):
-        return 1e-22 * jnp.sum((x - 1) ** 2)
-
-    result = sl.minimize(loss, sl.sgd(1e21), jnp.zeros(3), max_steps=3, gtol=0.0)
-    np.testing.assert_allclose(result.model, 1 - 0.8**3, rtol=1e-5)

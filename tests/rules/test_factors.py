@@ -124,7 +124,7 @@ def by_path(model, factors):
 
 
 @pytest.mark.slow
-def test_the_rate_decays_from_the_head_to_the_embeddings_by_factors_that_are_plain_code():
+def test_rates_decay_with_the_depth_and_grow_with_the_outputs():
     model = Encoder()
     factors = sl.contrib.layerwise_decay(model, 0.5)
     found = by_path(model, factors)
@@ -138,6 +138,15 @@ def test_the_rate_decays_from_the_head_to_the_embeddings_by_factors_that_are_pla
     assert table["blocks.1.layers.0.weight"]["transform"].endswith("scale_by.2")
     # Shapes are enough.
     assert sl.contrib.layerwise_decay(eqx.filter_eval_shape(Encoder), 0.5) == factors
+
+    wide, base = (eqx.filter_eval_shape(Encoder, width) for width in (16, 4))
+    found = by_path(wide, sl.contrib.mup(wide, base, rule="sgd"))
+    grown = ("position", "tokens.weight", "blocks.0.layers.1.bias", "norm.weight")
+    assert [found[path] for path in grown] == [4.0] * 4
+    assert found["blocks.1.layers.0.weight"] == 1.0
+    assert (found["head.weight"], found["head.bias"]) == (0.25, 1.0)
+    wide, base = (eqx.nn.Conv2d(n, 2 * n, 3, key=jax.random.key(0)) for n in (6, 2))
+    assert by_path(wide, sl.contrib.mup(wide, base))["weight"] == pytest.approx(1 / 3)
 
 
 def test_layers_are_found_in_lists_of_models_and_trees_or_by_name():
@@ -214,18 +223,6 @@ def test_adam_divides_the_rate_by_the_growth_of_the_inputs_and_reports_guesses()
     assert sl.contrib.mup(wide, base, layout=told) == {}
 
 
-@pytest.mark.slow
-def test_sgd_multiplies_it_by_the_growth_of_the_outputs_and_channels_are_counted():
-    wide, base = (eqx.filter_eval_shape(Encoder, width) for width in (16, 4))
-    found = by_path(wide, sl.contrib.mup(wide, base, rule="sgd"))
-    grown = ("position", "tokens.weight", "blocks.0.layers.1.bias", "norm.weight")
-    assert [found[path] for path in grown] == [4.0] * 4
-    assert found["blocks.1.layers.0.weight"] == 1.0
-    assert (found["head.weight"], found["head.bias"]) == (0.25, 1.0)
-    wide, base = (eqx.nn.Conv2d(n, 2 * n, 3, key=jax.random.key(0)) for n in (6, 2))
-    assert by_path(wide, sl.contrib.mup(wide, base))["weight"] == pytest.approx(1 / 3)
-
-
 class Own(eqx.Module):
     w: jax.Array
 
@@ -294,7 +291,7 @@ def make(width):
     return eqx.nn.MLP(2, 1, width, depth=2, key=jax.random.key(1))
 
 
-def test_transfer_puts_the_factors_of_each_rule_behind_it_in_every_group():
+def test_transfer_puts_the_factors_of_each_rule_behind_it_and_reads_its_arrays():
     wide, base = (eqx.filter_eval_shape(make, width) for width in (64, 16))
     for wanted, rules in GROWTH.items():
         for rule in rules:
@@ -316,6 +313,19 @@ def test_transfer_puts_the_factors_of_each_rule_behind_it_in_every_group():
     assert [float(x) for x in groups.values()] == [2.0, 0.5]
     assert sl.contrib.transfer(sl.adam(0.1), base, base) == sl.adam(0.1)
 
+    models = [{"w": jnp.ones((n, 3))} for n in (32, 8)]
+    # The inputs do not grow, which a guess would take the first axis for.
+    for rule, wanted in (
+        (sl.ScaleBySoap(layout="oi"), 2),
+        (sl.ScaleByShampoo(layout="oi").graft(sl.ScaleByAdam()), 1),
+        (sl.ScaleByAdam(), 1),
+    ):
+        tx = sl.contrib.transfer(rule | RATE, *models, layout={sl.where.path("w"): "oi"})
+        factors = [link for link in tx if isinstance(link, sl.ScaleBy)]
+        ones = jax.tree.map(jnp.ones_like, models[0])
+        made, _ = (factors[0] if factors else sl.Identity()).update(ones, None, ones)
+        np.testing.assert_allclose(made["w"], wanted)
+
 
 RATE = sl.ScaleByLearningRate(0.1)
 PLACED = {
@@ -335,18 +345,3 @@ PLACED = {
     ),
     "outer": (sl.adam(0.1).outer(sl.sgd(0.7), 5), "ScaleByAdam ScaleBy ScaleByLearningRate"),
 }
-
-
-def test_transfer_reads_arrays_as_the_rule_does():
-    models = [{"w": jnp.ones((n, 3))} for n in (32, 8)]
-    # The inputs do not grow, which a guess would take the first axis for.
-    for rule, wanted in (
-        (sl.ScaleBySoap(layout="oi"), 2),
-        (sl.ScaleByShampoo(layout="oi").graft(sl.ScaleByAdam()), 1),
-        (sl.ScaleByAdam(), 1),
-    ):
-        tx = sl.contrib.transfer(rule | RATE, *models, layout={sl.where.path("w"): "oi"})
-        factors = [link for link in tx if isinstance(link, sl.ScaleBy)]
-        ones = jax.tree.map(jnp.ones_like, models[0])
-        made, _ = (factors[0] if factors else sl.Identity()).update(ones, None, ones)
-        np.testing.assert_allclose(made["w"], wanted)

@@ -14,7 +14,7 @@ from helpers import slow_except, updates_of
 from slalom import tree
 
 
-def test_adafactor_takes_a_uniform_mean_at_large_ages():
+def test_adafactor_averages_sums_of_scalars_and_first_steps_of_lbfgs():
     age, steps, g = 10**6, 100_000, 3.3
     tx = sl.ScaleByFactoredRms(decay_rate=1.0)
     grads = jnp.full(2, g)
@@ -23,6 +23,21 @@ def test_adafactor_takes_a_uniform_mean_at_large_ages():
     step = jax.jit(lambda s: jax.lax.fori_loop(0, steps, lambda _, s: tx.update(grads, s)[1], s))
     reference = square * (2 * age + steps) / (age + steps)
     np.testing.assert_allclose(step(state).nu[0], reference, rtol=1e-4)
+
+    tx, params = sl.ScaleByLbfgs(), jnp.ones(2)
+    first = jax.jit(lambda g: tx.update(g, tx.init(g), params)[0])
+    for size in (1e3, 0.5, 1e-2):
+        u = first(jnp.asarray([0.6, -0.8]) * size)
+        np.testing.assert_allclose(jnp.linalg.norm(u), min(size, 1), rtol=1e-6)
+
+    xs = np.random.default_rng(0).normal(size=1100).astype(np.float32) * 1e3
+    program = jax.jit(tree.sum_of).lower(list(xs)).compile()
+    expected = np.float32(0)
+    for x in xs:
+        expected = expected + x
+    assert program(list(xs)) == expected
+    kernels = re.findall(r"^%fused_computation.*?^}", program.as_text(), re.M | re.S)
+    assert max(kernel.count(" add(") for kernel in kernels) <= 80
 
 
 MANTISSAS = jnp.linspace(1.0, 2.0, 200)
@@ -255,14 +270,6 @@ def test_lbfgs_minimizes_tiny_losses(scale, start):
     np.testing.assert_allclose(x, 2, rtol=1e-3)
 
 
-def test_the_first_lbfgs_step_is_no_longer_than_it_must_be():
-    tx, params = sl.ScaleByLbfgs(), jnp.ones(2)
-    first = jax.jit(lambda g: tx.update(g, tx.init(g), params)[0])
-    for size in (1e3, 0.5, 1e-2):
-        u = first(jnp.asarray([0.6, -0.8]) * size)
-        np.testing.assert_allclose(jnp.linalg.norm(u), min(size, 1), rtol=1e-6)
-
-
 @pytest.mark.slow
 def test_lbfgs_needs_as_many_iterations_as_scipy(x64):
     optimize = pytest.importorskip("scipy.optimize")
@@ -287,14 +294,3 @@ def test_lbfgs_needs_as_many_iterations_as_scipy(x64):
     how = {"jac": grad, "method": "L-BFGS-B", "options": options}
     theirs = optimize.minimize(jax.jit(rosenbrock), start, **how)
     assert abs(int(count) / theirs.nit - 1) <= 0.05
-
-
-def test_a_loop_adds_many_scalars_in_their_order():
-    xs = np.random.default_rng(0).normal(size=1100).astype(np.float32) * 1e3
-    program = jax.jit(tree.sum_of).lower(list(xs)).compile()
-    expected = np.float32(0)
-    for x in xs:
-        expected = expected + x
-    assert program(list(xs)) == expected
-    kernels = re.findall(r"^%fused_computation.*?^}", program.as_text(), re.M | re.S)
-    assert max(kernel.count(" add(") for kernel in kernels) <= 80

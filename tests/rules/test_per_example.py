@@ -122,7 +122,7 @@ def test_same_path_as_optax_in_single_precision(name):
     assert_same_counts(found, expected)
 
 
-def test_clipped_sums_match_numbers_by_hand_also_for_a_single_example():
+def test_clipped_sums_match_numbers_by_hand_in_half_precision_too():
     # Norms 0, 5, 5, 5; the last limit is exactly the norm.
     grads = jnp.array([[0, 0, 0], [0, 3, 4], [4, 0, 3], [3, 4, 0]], jnp.float32)
     for clip in (sl.PerExampleGlobalNormClip, sl.PerExampleLayerNormClip):
@@ -145,8 +145,6 @@ def test_clipped_sums_match_numbers_by_hand_also_for_a_single_example():
     assert distance(updates, exact) <= 1e-6
     assert int(opt.metrics["num_clipped"]) == 1
 
-
-def test_half_precision_norms_do_not_overflow_and_what_is_not_finite_is_seen():
     def clipped(grads):
         params = jnp.zeros(2, grads.dtype)
         return sl.Optimizer(sl.PerExampleGlobalNormClip(1.0), params).update(params, grads)[0]
@@ -167,7 +165,7 @@ def noise_of(key):
 
 
 @pytest.mark.slow
-def test_noise_is_reproducible_and_new_for_each_step_leaf_and_part():
+def test_noise_is_new_for_each_leaf_and_runs_under_vmap_are_alone():
     first, second = noise_of(1)
     assert distance(first, noise_of(jax.random.key(1))[0]) == 0
     other, _ = noise_of(2)
@@ -178,6 +176,15 @@ def test_noise_is_reproducible_and_new_for_each_step_leaf_and_part():
         np.testing.assert_allclose(np.std(x), 2.0 * 3.0 / 4, rtol=0.1)
         for y in drawn[i + 1 :]:
             assert abs(np.corrcoef(x, y)[0, 1]) < 0.1
+
+    params, grads = make(SINGLE)
+
+    def run(limit):
+        tx = sl.DifferentiallyPrivateAggregate(limit, 0.5, key=3)
+        return sl.Optimizer(tx, params).step(params, grads)[0]
+
+    second = jax.tree.map(lambda x: x[1], jax.vmap(run)(jnp.array([1.0, 2.0])))
+    assert_close(second, run(jnp.float32(2.0)), rtol=1e-6)
 
 
 MIXED = ("bfloat16", "float32", "float16")
@@ -212,18 +219,6 @@ def test_printed_code_shapes_and_trees_without_leaves(name):
     shapes = jax.eval_shape(lambda: sl.Optimizer(tx, params))
     assert jax.tree.structure(shapes) == jax.tree.structure(sl.Optimizer(tx, params))
     assert tx.update(nothing, tx.init(nothing), nothing, sl.Context(step=0))[0] == nothing
-
-
-@pytest.mark.slow
-def test_vmap_over_runs_equals_the_runs():
-    params, grads = make(SINGLE)
-
-    def run(limit):
-        tx = sl.DifferentiallyPrivateAggregate(limit, 0.5, key=3)
-        return sl.Optimizer(tx, params).step(params, grads)[0]
-
-    second = jax.tree.map(lambda x: x[1], jax.vmap(run)(jnp.array([1.0, 2.0])))
-    assert_close(second, run(jnp.float32(2.0)), rtol=1e-6)
 
 
 X = jnp.asarray(np.random.default_rng(0).standard_normal((6, 2)), jnp.float32)
@@ -303,7 +298,7 @@ def test_each_example_draws_from_a_key_of_its_own(number):
 
 
 @pytest.mark.slow
-def test_microbatches_need_the_scratch_of_a_part():
+def test_microbatches_need_the_scratch_of_a_part_and_windows_average_sums():
     model = {f"layer{i}": jnp.full((128, 128), 0.01) for i in range(3)}
     size = sum(x.nbytes for x in jax.tree.leaves(model))
 
@@ -318,6 +313,15 @@ def test_microbatches_need_the_scratch_of_a_part():
     # The gradients of 4 examples, their sum, the accumulator, and a copy of one leaf for its norm.
     # Without microbatches there would be 32 gradients.
     assert program.memory_analysis().temp_size_in_bytes <= 8 * size
+
+    tx = sl.PerExampleGlobalNormClip(0.5) | sl.sgd(0.1).every_k(2)
+    model, opt = MODEL, sl.Optimizer(tx, MODEL)
+    for rows in (slice(0, 3), slice(3, 6)):
+        model, opt, _ = STEP(model, opt, X[rows], Y[rows])
+    exact, _, _ = STEP(MODEL, sl.Optimizer(CLIP, MODEL), X, Y)
+    # The mean of two sums is half of the whole sum.
+    half = jax.tree.map(lambda p, q: (p + q) / 2, params_of(exact), params_of(MODEL))
+    assert distance(params_of(model), half) <= 1e-6
 
 
 @pytest.mark.parametrize("number", slow_except([None, 2], None))
@@ -341,18 +345,6 @@ def test_conjugation_and_what_links_behind_are_told(number):
     new, _, _ = step(z, sl.Optimizer(tx, z), targets)
     # The sum over two examples is twice the mean.
     np.testing.assert_allclose(new, z, rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_accumulation_after_a_clip_averages_clipped_sums():
-    tx = sl.PerExampleGlobalNormClip(0.5) | sl.sgd(0.1).every_k(2)
-    model, opt = MODEL, sl.Optimizer(tx, MODEL)
-    for rows in (slice(0, 3), slice(3, 6)):
-        model, opt, _ = STEP(model, opt, X[rows], Y[rows])
-    exact, _, _ = STEP(MODEL, sl.Optimizer(CLIP, MODEL), X, Y)
-    # The mean of two sums is half of the whole sum.
-    half = jax.tree.map(lambda p, q: (p + q) / 2, params_of(exact), params_of(MODEL))
-    assert distance(params_of(model), half) <= 1e-6
 
 
 def test_only_the_first_link_aggregates_examples_from_the_first_step_on():

@@ -30,7 +30,7 @@ def test_functions_may_miss_parameters_and_return_the_same_shape():
 
 
 @pytest.mark.slow
-def test_trust_ratios_are_finite_at_zero_and_where_squares_overflow():
+def test_trust_ratios_are_finite_and_centralize_reads_layouts():
     for dtype in (jnp.float16, jnp.bfloat16, jnp.float32):
         zero, one, large = jnp.zeros(3, dtype), jnp.ones(3, dtype), jnp.full(3, 1000.0, dtype)
         rtol = 1e-2 if dtype == jnp.bfloat16 else 1e-3
@@ -40,25 +40,6 @@ def test_trust_ratios_are_finite_at_zero_and_where_squares_overflow():
         for tx in (sl.ScaleByParamBlockNorm(), sl.ScaleByParamBlockRms()):
             np.testing.assert_allclose(tx.update(one, None, zero)[0], 1e-3, rtol=1e-5)
 
-
-def test_sizes_are_bounded_leaf_by_leaf_finite_at_zero_and_nan_where_a_number_is():
-    # 1000² is infinite in float16.
-    updates = {"large": jnp.full((2, 2), 1000, jnp.float16), "zero": jnp.zeros(3, jnp.float16)}
-    made, _ = sl.ClipByBlockRms(0.5).update(updates, None)
-    np.testing.assert_allclose(made["large"], 0.5, rtol=1e-6)
-    np.testing.assert_array_equal(made["zero"], 0)
-    made, _ = sl.NormalizeByUpdateNorm(eps=0.0).update(updates, None)
-    np.testing.assert_allclose(made["large"], 0.5, rtol=1e-6)
-    made, _ = sl.NormalizeByUpdateNorm(eps=0.0).update({"zero": updates["zero"]}, None)
-    np.testing.assert_array_equal(made["zero"], 0)
-    updates = {"bad": jnp.array([1.0, jnp.nan]), "good": jnp.array([3.0, 4.0])}
-    made, _ = sl.ClipByBlockRms(0.5).update(updates, None)
-    assert jnp.all(jnp.isnan(made["bad"]))
-    np.testing.assert_allclose(sl.tree.rms(made["good"]), 0.5, rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_centralize_reads_layouts():
     drawn = jnp.asarray(np.random.default_rng(0).standard_normal((4, 3)), jnp.float32)
     keys = jax.random.split(jax.random.key(0))
     layers = eqx.filter_vmap(lambda key: eqx.nn.Linear(3, 4, key=key))(keys)
@@ -75,6 +56,22 @@ def test_centralize_reads_layouts():
     np.testing.assert_allclose(made["unknown"].mean(1), 0, atol=1e-6)
     np.testing.assert_allclose(made["conv"].weight.mean((1, 2, 3)), 0, atol=1e-7)
     np.testing.assert_array_equal(made["conv"].bias, conv.bias)
+
+
+def test_sizes_are_bounded_leaf_by_leaf_finite_at_zero_and_nan_where_a_number_is():
+    # 1000² is infinite in float16.
+    updates = {"large": jnp.full((2, 2), 1000, jnp.float16), "zero": jnp.zeros(3, jnp.float16)}
+    made, _ = sl.ClipByBlockRms(0.5).update(updates, None)
+    np.testing.assert_allclose(made["large"], 0.5, rtol=1e-6)
+    np.testing.assert_array_equal(made["zero"], 0)
+    made, _ = sl.NormalizeByUpdateNorm(eps=0.0).update(updates, None)
+    np.testing.assert_allclose(made["large"], 0.5, rtol=1e-6)
+    made, _ = sl.NormalizeByUpdateNorm(eps=0.0).update({"zero": updates["zero"]}, None)
+    np.testing.assert_array_equal(made["zero"], 0)
+    updates = {"bad": jnp.array([1.0, jnp.nan]), "good": jnp.array([3.0, 4.0])}
+    made, _ = sl.ClipByBlockRms(0.5).update(updates, None)
+    assert jnp.all(jnp.isnan(made["bad"]))
+    np.testing.assert_allclose(sl.tree.rms(made["good"]), 0.5, rtol=1e-6)
 
 
 def noises(tx, params, n=3):
@@ -243,7 +240,7 @@ def draw(key, examples):
 
 
 @pytest.mark.slow
-def test_examples_give_the_noise_scale_of_their_distribution():
+def test_noise_scales_are_their_formula_from_examples_and_microbatches():
     tx = sl.contrib.MeasureGradientNoise(0.9999) | sl.sgd(0.0)
     params = {"w": jnp.zeros((2, 4)), "b": jnp.zeros(4), "hole": None}
 
@@ -259,9 +256,6 @@ def test_examples_give_the_noise_scale_of_their_distribution():
     np.testing.assert_allclose(metrics["gradient_variance"], SIZE * DEVIATION**2, rtol=0.05)
     np.testing.assert_allclose(metrics["squared_gradient_norm"], SIZE * MEAN**2, rtol=0.05)
 
-
-@pytest.mark.slow
-def test_one_step_is_the_formula_also_in_microbatches():
     grads = draw(jax.random.key(1), 5)
     params = jax.tree.map(lambda g: g[0], grads)
     tx = sl.contrib.MeasureGradientNoise()

@@ -129,7 +129,7 @@ def assert_values(schedules, expected, dtype):
 
 
 @pytest.mark.slow
-def test_values_are_those_of_optax(dtype):
+def test_values_are_those_of_optax_and_ends_exact(dtype):
     # Given an int32 step optax computes in float32 always, so it is given the widest float. Not in
     # one program: there the base of its polynomial may fall below 0.
     steps = jnp.arange(100, dtype=dtype)
@@ -137,6 +137,14 @@ def test_values_are_those_of_optax(dtype):
         theirs = {name: jax.vmap(theirs)(steps) for name, (_, theirs) in PAIRS.items()}
     expected = {name: np.broadcast_to(values, (100,)) for name, values in theirs.items()}
     assert_values({name: ours for name, (ours, _) in PAIRS.items()}, expected, dtype)
+
+    @jax.jit
+    def values(*numbers):
+        return [jax.vmap(made)(jnp.array([*exact])) for made, exact in ends(*numbers)]
+
+    for numbers in np.random.default_rng(0).uniform(1e-4, 3.0, (8, 3)).astype(dtype):
+        for found, (made, exact) in zip(values(*numbers), ends(*numbers), strict=True):
+            np.testing.assert_array_equal(found, [*exact.values()], err_msg=repr(made))
 
 
 def test_values_are_those_of_the_formula(dtype):
@@ -164,17 +172,6 @@ def ends(init, peak, end):
         (line, {0: peak / 4, 6: peak, 17: peak / 4, 20: peak / 32, LATE: peak / 32}),
         (wave, {0: peak / 4, 6: peak, 20: peak / 32, LATE: peak / 32}),
     ]
-
-
-@pytest.mark.slow
-def test_ends_are_exact(dtype):
-    @jax.jit
-    def values(*numbers):
-        return [jax.vmap(made)(jnp.array([*exact])) for made, exact in ends(*numbers)]
-
-    for numbers in np.random.default_rng(0).uniform(1e-4, 3.0, (8, 3)).astype(dtype):
-        for found, (made, exact) in zip(values(*numbers), ends(*numbers), strict=True):
-            np.testing.assert_array_equal(found, [*exact.values()], err_msg=repr(made))
 
 
 BEGIN = 2**24  # 2²⁴ + 1 is no float32: the beginning of a late line must not be rounded away
@@ -258,10 +255,30 @@ def test_the_corners_of_a_cycle_are_not_rounded_away(dtype):
     np.testing.assert_array_equal(found, [percents, percents * 150 // 100])
 
 
-def test_equal_schedules_are_equal():
+def test_equal_schedules_are_equal_and_their_arithmetic_that_of_values():
     assert S.sgdr([S.warmup_cosine_decay(**kwargs) for kwargs in CYCLES]) == S.sgdr(CYCLES)
     s = S.linear(0.0, 1.0, 4)
     assert s.then(s, at=2).then(s, at=5) == S.join([s, s, s], [2, 5])
+
+    s, t = S.linear(1.0, 2.0, 4), S.constant(3.0)
+
+    def of(s, t, code, number):
+        return number["a"] * s if number else eval(code, {"s": s, "t": t})
+
+    made = {name: of(s, t, *case) for name, case in ARITHMETIC.items()}
+    values = values_of(made, 5)
+    for name, (code, number) in ARITHMETIC.items():
+        exact = of(np.linspace(1.0, 2.0, 5), np.full(5, 3.0), code, number)
+        np.testing.assert_allclose(values[name], exact, rtol=1e-6, err_msg=name)
+        assert values[name].dtype == jnp.float32, name
+        line = eqx.tree_pformat(made[name], width=10_000)
+        assert line.replace(repr(s), "s").replace(repr(t), "t") == code
+        again = eval(repr(made[name]), {"sl": sl})
+        assert repr(again) == repr(made[name])
+        if "array" not in name:
+            assert again == made[name], name
+    tx = sl.chain(*map(sl.ScaleBySchedule, made.values()))
+    assert repr(sl.Optimizer(tx, jnp.ones(())).transform) == repr(tx)
 
 
 @pytest.mark.slow
@@ -287,28 +304,6 @@ NUMBERS = {"int": 2, "NumPy's number": np.float32(2.0), "NumPy's array": np.arra
 ARITHMETIC = {code: (code, {}) for code in EXPRESSIONS.strip().replace("\n    ", "; ").split("; ")}
 ARITHMETIC |= {name: ("2.0 * s", {"a": number}) for name, number in NUMBERS.items()}
 ARITHMETIC["JAX's array"] = ("0.1 * s", {"a": jnp.array(0.1)})
-
-
-def test_arithmetic_is_that_of_the_values_and_prints_as_it_is_written():
-    s, t = S.linear(1.0, 2.0, 4), S.constant(3.0)
-
-    def of(s, t, code, number):
-        return number["a"] * s if number else eval(code, {"s": s, "t": t})
-
-    made = {name: of(s, t, *case) for name, case in ARITHMETIC.items()}
-    values = values_of(made, 5)
-    for name, (code, number) in ARITHMETIC.items():
-        exact = of(np.linspace(1.0, 2.0, 5), np.full(5, 3.0), code, number)
-        np.testing.assert_allclose(values[name], exact, rtol=1e-6, err_msg=name)
-        assert values[name].dtype == jnp.float32, name
-        line = eqx.tree_pformat(made[name], width=10_000)
-        assert line.replace(repr(s), "s").replace(repr(t), "t") == code
-        again = eval(repr(made[name]), {"sl": sl})
-        assert repr(again) == repr(made[name])
-        if "array" not in name:
-            assert again == made[name], name
-    tx = sl.chain(*map(sl.ScaleBySchedule, made.values()))
-    assert repr(sl.Optimizer(tx, jnp.ones(())).transform) == repr(tx)
 
 
 def test_arithmetic_of_another_precision_is_in_the_canonical_one(x64):

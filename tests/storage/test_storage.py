@@ -98,7 +98,7 @@ def test_a_positive_mean_of_squares_stays_positive(codec):
 
 
 @pytest.mark.slow
-def test_random_bits_and_bfloat16_follow_from_what_is_stored():
+def test_codecs_follow_what_is_stored_share_kernels_and_need_no_scratch():
     whole = random_bits(seeds_of(["w"], jnp.int32(7))["w"], (6, 50))
     bits = np.unpackbits(np.asarray(whole).view(np.uint8).reshape(-1, 4), axis=1)
     np.testing.assert_allclose(np.mean(bits, axis=0), 0.5, atol=0.15)
@@ -107,6 +107,11 @@ def test_random_bits_and_bfloat16_follow_from_what_is_stored():
     own, _ = run(sl.adam(0.1, mu_dtype="bfloat16"))
     for a, b in zip(jax.tree.leaves(stored), jax.tree.leaves(own), strict=True):
         assert jnp.array_equal(a, b)
+
+    assert scratch_of(sl.lion(1e-3).store("bfloat16"), EQUAL) <= 0.04
+    assert scratch_per_parameter(CLIPPED.store("int8"), jax.eval_shape(gpt2)) <= 3.5
+    tx, shape = sl.adamw(1e-3).store("int8"), (256, 1024)
+    assert kernels(tx, [shape] * 6) == kernels(tx, [shape] * 3)
 
 
 PARAMS = {"w": jnp.asarray(matrix(64, 96) * 0.1), "b": jnp.ones(96)}
@@ -122,7 +127,7 @@ def run(tx, steps=4, params=PARAMS, grads=GRADS):
     return params, opt
 
 
-def test_exact_fields_small_leaves_and_others_stay_as_they_are():
+def test_other_fields_and_small_leaves_stay_and_bytes_are_counted():
     def shapes(tx):
         return jax.eval_shape(lambda: sl.Optimizer(tx, PARAMS)).state.inner
 
@@ -147,6 +152,15 @@ def test_exact_fields_small_leaves_and_others_stay_as_they_are():
     state = shapes(sl.lion(0.1).store("int8", where=~matrices, min_size=1))[0]
     assert isinstance(state.mu["b"], C.Encoded)
     assert state.mu["w"].dtype == jnp.float32
+
+    opt = sl.Optimizer(sl.adam(0.1).store("int8"), PARAMS)
+    rows = opt.describe(PARAMS).to_dict()
+    n = PARAMS["w"].size
+    assert rows["w"]["state_bytes"] == 2 * (n + 2 * n // 32)
+    assert rows["b"]["state_bytes"] == 2 * 4 * 96
+
+    for first in (True, False):
+        assert sl.tree.after(jnp.float32(3), [jnp.array([first, True])]) == 3
 
 
 STORED_AND_WRITTEN = {
@@ -204,16 +218,8 @@ def test_policies_write_parameters_of_every_shape_beside_stored_state(policy):
         np.testing.assert_allclose(a, b, rtol=0.02)
 
 
-def test_describe_counts_the_bytes_that_are_stored():
-    opt = sl.Optimizer(sl.adam(0.1).store("int8"), PARAMS)
-    rows = opt.describe(PARAMS).to_dict()
-    n = PARAMS["w"].size
-    assert rows["w"]["state_bytes"] == 2 * (n + 2 * n // 32)
-    assert rows["b"]["state_bytes"] == 2 * 4 * 96
-
-
 @pytest.mark.slow
-def test_rebind_changes_the_codec_and_says_so():
+def test_rebind_reset_and_checkpoints_keep_what_is_stored(tmp_path):
     params, opt = run(sl.adam(0.1))
     stored, report = opt.rebind(params, tx=sl.adam(0.1).store("int8"))
     assert report.recoded == ("store.scale_by_adam.mu.w", "store.scale_by_adam.nu.w")
@@ -228,9 +234,6 @@ def test_rebind_changes_the_codec_and_says_so():
     assert len(report.recoded) == 2
     assert jnp.array_equal(back.state_of("scale_by_adam").mu["w"], mu.decode())
 
-
-@pytest.mark.slow
-def test_a_reset_starts_chosen_parameters_again_and_checkpoints_hold_what_is_stored(tmp_path):
     tx = sl.adam(0.1).store("int8")
     params, opt = run(tx)
     fresh = opt.reset(params, sl.where.path("w"))
@@ -245,7 +248,7 @@ def test_a_reset_starts_chosen_parameters_again_and_checkpoints_hold_what_is_sto
 
 
 @pytest.mark.slow
-def test_state_is_partitioned_along_the_axes_of_its_parameters():
+def test_stored_state_is_partitioned_and_may_be_on_the_host():
     mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
     home = NamedSharding(mesh, P())
     params = jax.tree.map(lambda x: jax.device_put(x, home), PARAMS)
@@ -258,6 +261,17 @@ def test_state_is_partitioned_along_the_axes_of_its_parameters():
     assert opt.state_of("scale_by_adam").mu["w"].arrays["codes"].sharding.spec == P("data")
     expected, _ = run(sl.adam(0.1).store("int8"), 1)
     np.testing.assert_allclose(new["w"], expected["w"], rtol=1e-5, atol=1e-7)
+
+    tx = sl.adam(0.1).store(C.offload("pinned_host"), min_size=1)
+    params, opt = run(tx)
+    mu = opt.state_of("scale_by_adam").mu["w"]
+    assert mu.sharding.memory_kind == "pinned_host"
+    expected, _ = run(sl.adam(0.1))
+    np.testing.assert_allclose(params["w"], expected["w"], rtol=1e-6)
+    both = sl.adam(0.1).store("int8").store(C.offload("pinned_host"))
+    params, opt = run(both)
+    codes = opt.state_of("scale_by_adam").mu["w"].arrays["codes"]
+    assert codes.sharding.memory_kind == "pinned_host"
 
 
 CLIPPED = sl.ClipByGlobalNorm(1.0) | sl.adamw(1e-3)
@@ -282,26 +296,6 @@ def scratch_of(tx, shapes):
 @pytest.mark.parametrize("name", SCRATCH)
 def test_scratch_is_that_of_a_few_leaves(name):
     assert scratch_of(SCRATCH[name], EQUAL) <= 3.5
-
-
-@pytest.mark.slow
-def test_an_elementwise_codec_needs_no_scratch_nor_does_gpt2_small():
-    assert scratch_of(sl.lion(1e-3).store("bfloat16"), EQUAL) <= 0.04
-    assert scratch_per_parameter(CLIPPED.store("int8"), jax.eval_shape(gpt2)) <= 3.5
-
-
-@pytest.mark.slow
-def test_state_in_the_memory_of_the_host():
-    tx = sl.adam(0.1).store(C.offload("pinned_host"), min_size=1)
-    params, opt = run(tx)
-    mu = opt.state_of("scale_by_adam").mu["w"]
-    assert mu.sharding.memory_kind == "pinned_host"
-    expected, _ = run(sl.adam(0.1))
-    np.testing.assert_allclose(params["w"], expected["w"], rtol=1e-6)
-    both = sl.adam(0.1).store("int8").store(C.offload("pinned_host"))
-    params, opt = run(both)
-    codes = opt.state_of("scale_by_adam").mu["w"].arrays["codes"]
-    assert codes.sharding.memory_kind == "pinned_host"
 
 
 TRAINED = {
@@ -364,14 +358,3 @@ SCALED = [*itertools.product(PLACES, SMALL)]
 @pytest.mark.parametrize("case", sampled(SCALED, ("alone", "equal")), ids=", ".join)
 def test_scratch_of_small_leaves(case):
     assert scratch_of(PLACES[case[0]].store("int8"), SMALL[case[1]]) <= 3.5
-
-
-def test_waiting_for_a_bool_changes_no_number():
-    for first in (True, False):
-        assert sl.tree.after(jnp.float32(3), [jnp.array([first, True])]) == 3
-
-
-@pytest.mark.slow
-def test_leaves_of_one_shape_share_kernels():
-    tx, shape = sl.adamw(1e-3).store("int8"), (256, 1024)
-    assert kernels(tx, [shape] * 6) == kernels(tx, [shape] * 3)

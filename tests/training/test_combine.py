@@ -92,7 +92,7 @@ def test_upgrad_solves_its_quadratic_programs(seed, x64):
 
 
 @pytest.mark.slow
-def test_pcgrad_projects_in_a_random_order():
+def test_orders_and_draws_of_pcgrad_follow_the_key():
     jacobian = np.random.default_rng(1).standard_normal((3, 3)) - 0.4
     found = np.asarray(weights_of(sl.combine.PCGrad(), jacobian))
 
@@ -109,9 +109,6 @@ def test_pcgrad_projects_in_a_random_order():
     sums = [np.sum(rows, axis=0) for rows in itertools.product(*choices)]
     assert min(np.abs(found @ jacobian - x).max() for x in sums) < 1e-5
 
-
-@pytest.mark.slow
-def test_keys_decide_the_orders_and_the_draws():
     def run(combination):
         tx = sl.sgd(0.1).combine(combination, ("a", "b", "c"))
         # Three terms that conflict in pairs, so that the order of projection counts.
@@ -250,7 +247,7 @@ def test_weights_are_those_of_the_gradients_that_the_transform_uses(name):
 
 
 @pytest.mark.slow
-def test_weights_that_adapt_are_carried_and_fixed_ones_do_not_recompile():
+def test_adaptive_weights_recompile_nothing_and_few_gradients_are_in_memory():
     traces = []
 
     def counted(model, x):
@@ -272,9 +269,6 @@ def test_weights_that_adapt_are_carried_and_fixed_ones_do_not_recompile():
     expected, *_ = alone(MODEL, sl.Optimizer(sl.sgd(0.1), MODEL), X)
     np.testing.assert_allclose(model["w"], expected["w"], rtol=1e-6)
 
-
-@pytest.mark.slow
-def test_the_gradients_of_the_terms_are_not_all_in_memory():
     model = [jnp.ones((128, 128)) for _ in range(12)]
 
     def terms(model, x):

@@ -107,7 +107,7 @@ def test_what_is_cast_and_what_is_not():
 
 
 @pytest.mark.slow
-def test_wider_and_narrower_arrays_are_cast_too():
+def test_wider_arrays_losses_of_rules_and_examples_are_cast_too():
     model = {"a": jnp.ones(2, jnp.bfloat16), "b": jnp.ones(2)}
     opt = sl.Optimizer(sl.sgd(0.5), model)
 
@@ -125,9 +125,6 @@ def test_wider_and_narrower_arrays_are_cast_too():
         )
         assert (new["a"].dtype, loss.dtype) == (jnp.float64, jnp.float32)
 
-
-@pytest.mark.slow
-def test_the_loss_of_rules_that_call_it_is_computed_in_it_too():
     seen = set()
 
     @sl.train_step(compute_dtype="bfloat16")
@@ -138,6 +135,15 @@ def test_the_loss_of_rules_that_call_it_is_computed_in_it_too():
     model = {"w": jnp.ones(2)}
     step(model, sl.Optimizer(sl.lbfgs(), model))
     assert seen == {np.dtype(jnp.bfloat16)}
+
+    tx = sl.DifferentiallyPrivateAggregate(1e3, 0.0, key=0) | sl.sgd(0.1)
+    models = []
+    for fn, dtype in ((loss_fn, "bfloat16"), (by_hand("bfloat16"), None)):
+        model = jax.tree.map(lambda a: jnp.copy(a) if eqx.is_array(a) else a, mlp())
+        step = sl.train_step(fn, compute_dtype=dtype, donate="all")
+        model, _, _ = step(model, sl.Optimizer(tx, model), x, y)
+        models.append(eqx.filter(model, eqx.is_array))
+    assert_same_bits(*models)
 
 
 def test_equal_dtypes_share_one_program_and_float16_without_a_scale_warns():
@@ -158,15 +164,3 @@ def test_equal_dtypes_share_one_program_and_float16_without_a_scale_warns():
     with pytest.warns(UserWarning, match=r"gradients below 6e-8 become 0. Write `tx.scale_loss"):
         step(model, sl.Optimizer(sl.sgd(0.1), model))
     step(model, sl.Optimizer(sl.sgd(0.1).scale_loss(), model))
-
-
-@pytest.mark.slow
-def test_per_example_gradients_and_donation():
-    tx = sl.DifferentiallyPrivateAggregate(1e3, 0.0, key=0) | sl.sgd(0.1)
-    models = []
-    for fn, dtype in ((loss_fn, "bfloat16"), (by_hand("bfloat16"), None)):
-        model = jax.tree.map(lambda a: jnp.copy(a) if eqx.is_array(a) else a, mlp())
-        step = sl.train_step(fn, compute_dtype=dtype, donate="all")
-        model, _, _ = step(model, sl.Optimizer(tx, model), x, y)
-        models.append(eqx.filter(model, eqx.is_array))
-    assert_same_bits(*models)

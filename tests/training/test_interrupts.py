@@ -118,7 +118,7 @@ def test_all_signals_that_wait_are_delivered_once_even_if_their_handlers_raise()
     assert not held.waiting
 
 
-def test_threads_that_step_at_once_keep_no_batch():
+def test_threads_that_step_at_once_keep_no_batch_and_others_may_step():
     both, kept = threading.Barrier(2), []
 
     def loss_fn(model, x):
@@ -141,8 +141,6 @@ def test_threads_that_step_at_once_keep_no_batch():
     gc.collect()
     assert [x() for x in kept] == [None, None]
 
-
-def test_other_threads_may_step():
     step, model, opt = make()
     found = []
     thread = threading.Thread(target=lambda: found.append(step(model, opt, 1.0)))

@@ -81,7 +81,7 @@ def test_all_dtypes_and_kinds_of_leaves_are_kept_from_the_first_model_on():
     assert_same_bits(best.model, changed)
 
 
-def test_it_survives_steps_that_donate_the_model():
+def test_it_survives_donation_copies_pickles_and_files(tmp_path):
     model, x = mlp(), jnp.ones((4, 2))
     step, best = sl.train_step(mean_square, donate="all"), sl.KeepBest(model)
     model, opt, _ = step(model, sl.Optimizer(sl.sgd(0.1), model), x, x[:, :1])
@@ -92,6 +92,15 @@ def test_it_survives_steps_that_donate_the_model():
     # Training goes on from the best model, which is given away too.
     step(best.model, sl.Optimizer(sl.sgd(0.1), best.model), x, x[:, :1])
     np.testing.assert_array_equal(best.model.layers[0].weight, kept)
+
+    model = eqx.nn.Linear(2, 1, key=jax.random.key(0)), ramp
+    best = sl.KeepBest(model, patience=3).update(model, 0.5).update(model, 0.7)
+    # Its file is that of any tree.
+    eqx.tree_serialise_leaves(tmp_path / "best.eqx", best)
+    read = eqx.tree_deserialise_leaves(tmp_path / "best.eqx", sl.KeepBest(model, patience=3))
+    for again in (copy.deepcopy(best), pickle.loads(pickle.dumps(best)), read):
+        assert eqx.tree_equal(again, best)
+    assert repr(best) == "KeepBest(patience=3, value=0.5, stale=1, stop=False)"
 
 
 def test_each_run_of_a_vmap_keeps_its_own_by_a_conditional_compiled_once():
@@ -131,14 +140,3 @@ def test_states_of_layers_are_kept_and_shardings_stay():
     _, state = jax.vmap(norm, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(x, state)
     best = best.update((norm, state), 1.0)
     assert_same_bits(jax.tree.leaves(best.model[1]), jax.tree.leaves(state))
-
-
-def test_copies_pickles_and_files_are_the_same(tmp_path):
-    model = eqx.nn.Linear(2, 1, key=jax.random.key(0)), ramp
-    best = sl.KeepBest(model, patience=3).update(model, 0.5).update(model, 0.7)
-    # Its file is that of any tree.
-    eqx.tree_serialise_leaves(tmp_path / "best.eqx", best)
-    read = eqx.tree_deserialise_leaves(tmp_path / "best.eqx", sl.KeepBest(model, patience=3))
-    for again in (copy.deepcopy(best), pickle.loads(pickle.dumps(best)), read):
-        assert eqx.tree_equal(again, best)
-    assert repr(best) == "KeepBest(patience=3, value=0.5, stale=1, stop=False)"

@@ -86,7 +86,7 @@ def test_it_stops_when_the_loss_has_grown_by_the_factor(sign):
     assert not run(stop_factor=math.inf).diverged
 
 
-def test_several_learning_rates_by_a_glob_or_a_path():
+def test_losses_with_aux_state_and_several_learning_rates():
     tx = sl.sgd(0.1).partition({sl.where.path("**.bias"): sl.sgd(0.2)})
     between = {"lr_min": 1e-4, "lr_max": 1e-2}
     whole = search(**between).losses
@@ -99,8 +99,6 @@ def test_several_learning_rates_by_a_glob_or_a_path():
     np.testing.assert_allclose(head.losses[0], whole[0], rtol=1e-6)
     assert head.losses[-1] != whole[-1]
 
-
-def test_losses_have_aux_weight_microbatches_and_the_state_of_a_model():
     def loss_fn(model, x, y):
         return mean_square(model, x, y), jnp.ones(()), x
 

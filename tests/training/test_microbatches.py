@@ -55,7 +55,7 @@ def test_equal_to_the_whole_batch_in_double_precision(x64):
 
 
 @pytest.mark.slow
-def test_batch_arguments_by_name_or_position():
+def test_batches_are_arguments_by_name_position_or_come_split():
     # A table that belongs to no example, a keyword and something static are passed whole.
     def loss_fn(model, x, y, table=None, *, scale=1.0, kind):
         assert kind == "mean"
@@ -72,6 +72,22 @@ def test_batch_arguments_by_name_or_position():
     in_parts(loss_fn, X, Y, table, keywords=same, batch_args=["x", 1])
     in_parts(loss_fn, X, Y, keywords=same)
     in_parts(of_tree, keywords=tree, batch_args=0)
+
+    def loss_fn(w, x, key):
+        return jnp.mean((x @ w - jax.random.uniform(key)) ** 2)
+
+    w, x = jnp.ones(3), jnp.arange(24.0).reshape(4, 2, 3) / 10
+    step = sl.train_step(loss_fn, microbatches="split")
+    new, _, loss = step(w, sl.Optimizer(sl.sgd(0.1), w), x, jax.random.split(jax.random.key(0), 4))
+    # Without "split", part i has the examples i, i + 4, …
+    whole = jnp.swapaxes(x, 0, 1).reshape(8, 3)
+    expected, _, same = sl.train_step(loss_fn, microbatches=4)(
+        w, sl.Optimizer(sl.sgd(0.1), w), whole, jax.random.key(0)
+    )
+    np.testing.assert_allclose(new, expected, rtol=1e-6)
+    np.testing.assert_allclose(loss, same, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"has 4 entries and that of .* has 3"):
+        step(w, sl.Optimizer(sl.sgd(0.1), w), x[:3], jax.random.split(jax.random.key(0), 4))
 
 
 def weighted(model, x, y, mask):
@@ -167,7 +183,7 @@ def test_complex_parameters_and_weights_under_every_k_equal_the_whole_batch():
     in_parts(loss_fn, targets, model=z)
 
 
-def test_half_precision_gradients_are_averaged_in_float32():
+def test_half_precision_is_averaged_in_float32_and_a_step_prints_as_code():
     # One part pulls with 1, 63 parts with 2⁻¹²: in bfloat16 each of the small ones would be lost.
     pull = np.full(64, 2**-12, np.float32)
     pull[0] = 1.0
@@ -181,6 +197,11 @@ def test_half_precision_gradients_are_averaged_in_float32():
     _, opt, loss = step(w, opt, jnp.asarray(pull, jnp.bfloat16))
     np.testing.assert_allclose(jax.tree.leaves(opt.state)[0], pull.sum() / 64, rtol=1e-6)
     assert loss.dtype == jnp.bfloat16
+
+    step = sl.train_step(mean_square, has_weight=True, microbatches=4, batch_args="x")
+    shown = "sl.train_step(mean_square, has_weight=True, microbatches=4, batch_args=('x',))"
+    assert repr(step) == shown
+    assert repr(sl.train_step(mean_square)) == "sl.train_step(mean_square)"
 
 
 @pytest.mark.slow
@@ -399,32 +420,6 @@ def test_what_cannot_be_done_is_refused(error, message):
     # JAX may put a note of its own under the message.
     with pytest.raises(error, match=rf"\A{re.escape(message)}(\n-+\n|\Z)"):
         (TYPES | VALUES)[message]()
-
-
-def test_a_step_prints_as_the_code_that_makes_it():
-    step = sl.train_step(mean_square, has_weight=True, microbatches=4, batch_args="x")
-    shown = "sl.train_step(mean_square, has_weight=True, microbatches=4, batch_args=('x',))"
-    assert repr(step) == shown
-    assert repr(sl.train_step(mean_square)) == "sl.train_step(mean_square)"
-
-
-@pytest.mark.slow
-def test_a_batch_may_come_split():
-    def loss_fn(w, x, key):
-        return jnp.mean((x @ w - jax.random.uniform(key)) ** 2)
-
-    w, x = jnp.ones(3), jnp.arange(24.0).reshape(4, 2, 3) / 10
-    step = sl.train_step(loss_fn, microbatches="split")
-    new, _, loss = step(w, sl.Optimizer(sl.sgd(0.1), w), x, jax.random.split(jax.random.key(0), 4))
-    # Without "split", part i has the examples i, i + 4, …
-    whole = jnp.swapaxes(x, 0, 1).reshape(8, 3)
-    expected, _, same = sl.train_step(loss_fn, microbatches=4)(
-        w, sl.Optimizer(sl.sgd(0.1), w), whole, jax.random.key(0)
-    )
-    np.testing.assert_allclose(new, expected, rtol=1e-6)
-    np.testing.assert_allclose(loss, same, rtol=1e-6)
-    with pytest.raises(ValueError, match=r"has 4 entries and that of .* has 3"):
-        step(w, sl.Optimizer(sl.sgd(0.1), w), x[:3], jax.random.split(jax.random.key(0), 4))
 
 
 def normed_loss(net, state, x, y, weight=None):

@@ -40,7 +40,7 @@ def test_a_scan_takes_the_steps_of_a_loop(name):
 
 
 @pytest.mark.slow
-def test_a_small_network_takes_the_same_bits_also_unrolled_and_with_the_length():
+def test_a_small_network_takes_the_same_bits_and_checks_raise_as_in_a_step():
     model = mlp()
     opt = sl.Optimizer(sl.adam(0.1), model)
     scanned = step.scan(model, opt, x, y)
@@ -49,6 +49,13 @@ def test_a_small_network_takes_the_same_bits_also_unrolled_and_with_the_length()
     whole = step.scan(model, opt, x=x[0], y=y[0], length=3)
     again = looped(step, model, opt, *(jnp.stack([a[0]] * 3) for a in (x, y)))
     assert_close(whole, again, **CLOSE)
+
+    def checked(model, x):
+        return eqx.error_if(model["w"] * x, x < 0, "negative")
+
+    model = {"w": jnp.ones(())}
+    with pytest.raises(Exception, match="negative"):
+        sl.train_step(checked).scan(model, sl.Optimizer(sl.sgd(0.1), model), jnp.array([1.0, -1.0]))
 
 
 def test_no_steps_change_nothing_and_steps_run_under_jit_and_vmap():
@@ -146,7 +153,7 @@ def test_a_single_key_is_split_and_what_the_loss_returns_is_stacked():
     assert metrics["record.grad_norm"][-1] == opt.metrics["grad_norm"]
 
 
-def test_a_key_for_the_transforms_is_split_too():
+def test_keys_are_split_and_a_limit_inside_raises_at_the_end():
     class Noise(sl.AbstractTransform):
         needs = ("key",)
 
@@ -163,8 +170,6 @@ def test_a_key_for_the_transforms_is_split_too():
     draws = jax.vmap(lambda k: jax.random.normal(k, (1,)))(jax.random.split(key, 3))
     np.testing.assert_allclose(new["w"], draws.sum(0), rtol=1e-5)
 
-
-def test_a_limit_inside_of_a_scan_raises_after_it_and_loses_nothing():
     tx = sl.sgd(0.1).if_finite(1, on_limit="raise")
     model = {"w": jnp.ones(())}
     linear = sl.train_step(lambda m, x: m["w"] * x)
@@ -177,13 +182,3 @@ def test_a_limit_inside_of_a_scan_raises_after_it_and_loses_nothing():
     assert int(opt.count) == 4
     assert losses.shape == (4,)
     linear.scan(new, opt, rows[:2])  # one in a row is allowed
-
-
-@pytest.mark.slow
-def test_a_runtime_check_raises_as_in_a_step():
-    def checked(model, x):
-        return eqx.error_if(model["w"] * x, x < 0, "negative")
-
-    model = {"w": jnp.ones(())}
-    with pytest.raises(Exception, match="negative"):
-        sl.train_step(checked).scan(model, sl.Optimizer(sl.sgd(0.1), model), jnp.array([1.0, -1.0]))

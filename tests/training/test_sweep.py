@@ -55,7 +55,7 @@ def result(final):
 TX = (sl.ClipByGlobalNorm(1.0) | sl.adamw(0.5)).every_k(2)
 
 
-def test_a_sweep_equals_its_runs_one_by_one():
+def test_a_sweep_equals_its_runs_with_aux_keys_and_state():
     loss_fn, traces = counting()
     found = sl.sweep(loss_fn, TX, model(), BATCHES, GRID, steps=STEPS)
     assert len(traces) == 1
@@ -66,6 +66,19 @@ def test_a_sweep_equals_its_runs_one_by_one():
         np.testing.assert_allclose(found.losses[i, j], by_hand(TX, values), rtol=1e-5)
     best = sl.Optimizer(TX, model()).with_hyperparams(found.best).hyperparams
     assert best["learning_rate"] == np.float32(found.best["learning_rate"])
+
+    def loss_fn(model, state, x, key):
+        noise = 0.0 * jax.random.normal(key, ())
+        return jnp.sum((model - x) ** 2) + 0.1 * state["n"] + noise, {"n": state["n"] + 1}
+
+    keys = jax.random.split(jax.random.key(0), STEPS)
+    batches = [(jnp.ones(()), key) for key in keys]
+    grid = {"learning_rate": jnp.array([0.0, 0.1])}
+    state = {"n": jnp.zeros(())}
+    options = {"steps": STEPS, "model_state": state}
+    found = sl.sweep(loss_fn, sl.sgd(0.1), jnp.zeros(()), batches, grid, **options)
+    n = np.arange(STEPS)
+    np.testing.assert_allclose(found.losses, [1 + 0.1 * n, 0.64**n + 0.1 * n], rtol=1e-5)
 
 
 FIRST = {
@@ -86,7 +99,7 @@ def test_numbers_that_set_the_initial_state_are_swept(name):
 
 
 @pytest.mark.slow
-def test_chunks_change_nothing():
+def test_chunks_change_nothing_and_globs_name_numbers_of_schedules():
     whole = sl.sweep(mean_square, sl.adamw(0.1), model(), BATCHES, GRID, steps=STEPS)
     for chunk in (1, 4, 9):
         loss_fn, traces = counting()
@@ -94,6 +107,14 @@ def test_chunks_change_nothing():
         found = sl.sweep(loss_fn, sl.adamw(0.1), model(), once, GRID, steps=STEPS, chunk=chunk)
         np.testing.assert_allclose(found.losses, whole.losses, rtol=1e-5, err_msg=str(chunk))
         assert len(traces) == 1, chunk
+
+    schedule = sl.schedules.linear(0.1, 0.0, 10)
+    tx = sl.adam(schedule).partition({sl.where.path("**.bias"): sl.sgd(0.1)})
+    grid = {"transition_steps": [5, 10], "**.init_value": [0.1, 0.2], "b1": [0.9]}
+    found = sl.sweep(mean_square, tx, model(), BATCHES, grid, steps=STEPS)
+    assert found.losses.shape == (2, 2, 1, STEPS)
+    values = {"transition_steps": 5, "init_value": 0.2}
+    np.testing.assert_allclose(found.losses[0, 1, 0], by_hand(tx, values), rtol=1e-5)
 
 
 def test_runs_are_updated_in_place_and_neither_the_model_nor_frozen_leaves_are(monkeypatch):
@@ -114,32 +135,6 @@ def test_runs_are_updated_in_place_and_neither_the_model_nor_frozen_leaves_are(m
     np.testing.assert_allclose(found.losses[1], expected, rtol=1e-5)
     assert given[0].model.layers[0].weight is None
     assert given[0].model.layers[1].weight.shape == (2, 1, 4)
-
-
-@pytest.mark.slow
-def test_numbers_of_schedules_steps_and_globs():
-    schedule = sl.schedules.linear(0.1, 0.0, 10)
-    tx = sl.adam(schedule).partition({sl.where.path("**.bias"): sl.sgd(0.1)})
-    grid = {"transition_steps": [5, 10], "**.init_value": [0.1, 0.2], "b1": [0.9]}
-    found = sl.sweep(mean_square, tx, model(), BATCHES, grid, steps=STEPS)
-    assert found.losses.shape == (2, 2, 1, STEPS)
-    values = {"transition_steps": 5, "init_value": 0.2}
-    np.testing.assert_allclose(found.losses[0, 1, 0], by_hand(tx, values), rtol=1e-5)
-
-
-def test_a_loss_with_aux_keys_and_the_state_of_a_model():
-    def loss_fn(model, state, x, key):
-        noise = 0.0 * jax.random.normal(key, ())
-        return jnp.sum((model - x) ** 2) + 0.1 * state["n"] + noise, {"n": state["n"] + 1}
-
-    keys = jax.random.split(jax.random.key(0), STEPS)
-    batches = [(jnp.ones(()), key) for key in keys]
-    grid = {"learning_rate": jnp.array([0.0, 0.1])}
-    state = {"n": jnp.zeros(())}
-    options = {"steps": STEPS, "model_state": state}
-    found = sl.sweep(loss_fn, sl.sgd(0.1), jnp.zeros(()), batches, grid, **options)
-    n = np.arange(STEPS)
-    np.testing.assert_allclose(found.losses, [1 + 0.1 * n, 0.64**n + 0.1 * n], rtol=1e-5)
 
 
 class Full:

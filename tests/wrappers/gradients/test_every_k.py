@@ -278,7 +278,7 @@ def test_a_mini_batch_with_nan_ends_with_its_window(mean):
     np.testing.assert_allclose(values[:, 2::3], [[1.0, np.nan, 1.0]] * 3)
 
 
-def test_hyperparams_inside_show_what_the_next_emitted_update_uses():
+def test_batches_of_optimizers_and_hyperparams_inside_tell_of_each_window():
     rate = sl.schedules.linear(1.0, 0.0, 4)
     tx = sl.ScaleBySchedule(rate) | sl.sgd(rate).every_k(3)
 
@@ -290,6 +290,16 @@ def test_hyperparams_inside_show_what_the_next_emitted_update_uses():
     inside = shown["every_k.scale_by_learning_rate.learning_rate"]
     assert inside.tolist() == [1, 1, 1, 0.75, 0.75, 0.75, 0.5]
     assert shown["scale_by_schedule.step_size"].tolist() == [1, 0.75, 0.5, 0.25, 0, 0, 0]
+
+    for wrap in (
+        lambda tx: tx.every_k(2),
+        lambda tx: tx.every_k(2).split_complex().record(),
+        lambda tx: tx.every_k(2).partition({sl.where.ndim(2): tx}).only(sl.where.ndim(1)),
+        lambda tx: sl.ApplyEvery(2) | tx,
+    ):
+        bind = lambda rate, w=wrap: sl.Optimizer(w(sl.sgd(rate)), jnp.zeros(2))  # noqa: E731
+        opts = jax.vmap(bind)(jnp.ones(3))
+        assert opts.has_updated.tolist() == [False] * 3, wrap(sl.sgd(0.1))
 
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -386,18 +396,6 @@ def test_nothing_is_lost_in_bfloat16_and_infinite_gradients_show():
     for g in ([jnp.inf, jnp.inf, 1.0, jnp.inf], [jnp.inf, 1.0, jnp.inf, -jnp.inf]):
         model, opt = opt.step(model, jnp.array(g))
     np.testing.assert_array_equal(model, [-1, -1, -1, jnp.nan])
-
-
-def test_a_batch_of_optimizers_tells_of_each_whether_it_wrote():
-    for wrap in (
-        lambda tx: tx.every_k(2),
-        lambda tx: tx.every_k(2).split_complex().record(),
-        lambda tx: tx.every_k(2).partition({sl.where.ndim(2): tx}).only(sl.where.ndim(1)),
-        lambda tx: sl.ApplyEvery(2) | tx,
-    ):
-        bind = lambda rate, w=wrap: sl.Optimizer(w(sl.sgd(rate)), jnp.zeros(2))  # noqa: E731
-        opts = jax.vmap(bind)(jnp.ones(3))
-        assert opts.has_updated.tolist() == [False] * 3, wrap(sl.sgd(0.1))
 
 
 DECAY, PACED = sl.SubtractDecayedWeights(0.1), sl.adam(0.1).every_k(4)

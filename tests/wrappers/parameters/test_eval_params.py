@@ -46,7 +46,7 @@ def test_lookahead_walks_the_path_of_optax(reset_state, x64):
     assert_close(opt.eval_params(at(ours, -1)), at(both.slow, -1), rtol=1e-9)
 
 
-def test_a_fast_state_that_starts_anew_keeps_clocks_and_tells_that_a_step_was_made():
+def test_fast_states_keep_clocks_and_half_precision_averages_do_not_stall():
     halving = sl.schedules.exponential_decay(1.0, 1, 0.5)
     tx = sl.sgd(halving).every_k(2).lookahead(1, 1.0, reset_state=True).average()
     path, emitted = [jnp.zeros(())], []
@@ -60,15 +60,45 @@ def test_a_fast_state_that_starts_anew_keeps_clocks_and_tells_that_a_step_was_ma
     assert int(opt.metrics["gradient_step"]) == 3
     np.testing.assert_allclose(opt.eval_params(model), np.mean(path[2::2]), rtol=1e-6)
 
+    model = jnp.zeros(4, jnp.bfloat16)
+    tx = sl.sgd(1.0).average(0.999, debias=False)
+
+    def body(carry, _):
+        model, opt = carry
+        return opt.step(model, jnp.zeros_like(model)), None
+
+    opt = sl.Optimizer(tx, model)
+    (model, opt), _ = jax.lax.scan(body, (jnp.ones_like(model), opt), length=3000)
+    evaluated = opt.eval_params(model)
+    assert evaluated.dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.asarray(evaluated, np.float32), 1 - 0.999**3000, rtol=4e-3)
+
 
 @pytest.mark.slow
-def test_a_fast_state_starts_anew_also_where_ages_differ():
+def test_only_leaves_of_a_writer_are_replaced_and_fast_states_start_at_any_age():
     tx = sl.adam(0.1).lookahead(2, 0.5, reset_state=True)
     model, opt = MODEL, sl.Optimizer(tx, MODEL)
     model, opt = opt.step(model, at(GRADS, 0))
     opt = opt.reset(model, where=sl.where.path("scales.0"))
     model, opt = opt.step(model, at(GRADS, 1))
     np.testing.assert_array_equal(opt.state_of("scale_by_adam").age, [0, 0, 0])
+
+    model = mlp(jax.random.key(1))
+    weights = sl.where.ndim(min=2)
+    for tx in (
+        sl.sgd(0.1).average(0.5).only(weights),
+        sl.sgd(0.1).partition({weights: sl.sgd(0.1).average(0.5)}),
+        sl.sgd(0.1).average(0.5).every_k(1).partition({~weights: sl.SetToZero()}),
+    ):
+        opt = sl.Optimizer(tx, model)
+        grads = jax.tree.map(jnp.ones_like, params_of(model))
+        after = model
+        for _ in range(2):
+            after, opt = opt.step(after, grads)
+        evaluated = opt.eval_params(after)
+        assert evaluated.activation is model.activation
+        assert not jnp.array_equal(evaluated.layers[0].weight, after.layers[0].weight)
+        assert evaluated.layers[0].bias is after.layers[0].bias
 
 
 SINCE_THE_START = 0.5 ** np.arange(12, -1, -1)
@@ -117,41 +147,6 @@ def test_an_average_begins_with_the_parameters_and_changes_no_step():
         evaluated = sl.Optimizer(tx, model).eval_params(model)
         for a, b in zip(jax.tree.leaves(evaluated), jax.tree.leaves(model), strict=True):
             assert a is b
-
-
-def test_a_half_precision_average_does_not_stall():
-    model = jnp.zeros(4, jnp.bfloat16)
-    tx = sl.sgd(1.0).average(0.999, debias=False)
-
-    def body(carry, _):
-        model, opt = carry
-        return opt.step(model, jnp.zeros_like(model)), None
-
-    opt = sl.Optimizer(tx, model)
-    (model, opt), _ = jax.lax.scan(body, (jnp.ones_like(model), opt), length=3000)
-    evaluated = opt.eval_params(model)
-    assert evaluated.dtype == jnp.bfloat16
-    np.testing.assert_allclose(np.asarray(evaluated, np.float32), 1 - 0.999**3000, rtol=4e-3)
-
-
-@pytest.mark.slow
-def test_only_the_leaves_of_a_writer_are_replaced():
-    model = mlp(jax.random.key(1))
-    weights = sl.where.ndim(min=2)
-    for tx in (
-        sl.sgd(0.1).average(0.5).only(weights),
-        sl.sgd(0.1).partition({weights: sl.sgd(0.1).average(0.5)}),
-        sl.sgd(0.1).average(0.5).every_k(1).partition({~weights: sl.SetToZero()}),
-    ):
-        opt = sl.Optimizer(tx, model)
-        grads = jax.tree.map(jnp.ones_like, params_of(model))
-        after = model
-        for _ in range(2):
-            after, opt = opt.step(after, grads)
-        evaluated = opt.eval_params(after)
-        assert evaluated.activation is model.activation
-        assert not jnp.array_equal(evaluated.layers[0].weight, after.layers[0].weight)
-        assert evaluated.layers[0].bias is after.layers[0].bias
 
 
 FOLLOWED = "writes the parameters itself, so nothing may follow it: make it the last link of the "
@@ -256,7 +251,7 @@ def test_a_reset_inside_keeps_the_outer_state_and_bare_names_are_those_inside():
 
 
 @pytest.mark.slow
-def test_a_master_copy_changes_no_slow_weight():
+def test_replicas_meet_and_master_copies_change_no_slow_weight():
     params = {"w": jnp.linspace(-1, 1, 6).astype("bfloat16")}
     tx = sl.adam(0.1).every_k(2).outer(nesterov, every=2).write("master")
     grads = {"w": jnp.stack([jnp.cos(jnp.arange(6.0) + i) for i in range(9)]).astype("bfloat16")}
@@ -264,6 +259,23 @@ def test_a_master_copy_changes_no_slow_weight():
     held = opt.eval_params({"w": full["w"][-1]}, full_precision=True)["w"]
     assert held.dtype == jnp.float32
     np.testing.assert_allclose(held.astype("bfloat16"), full["w"][7], rtol=1e-2)
+
+    diloco, carry, batch = start(len(jax.devices()))
+    assert len(jax.devices()) > 1
+    text = diloco.lower(jnp.array(0), *carry, *batch).compile().as_text()
+    assert COLLECTIVE.search(text)
+    assert not any(map(COLLECTIVE.search, outside_of_conditionals(text)))
+
+    diloco, (fast, inner, slow, outer), (x, y) = start(1)
+    tx = sl.sgd(0.1).outer(nesterov, every=EVERY)
+    step, model = sl.train_step(mean_square), jax.tree.map(lambda p: p[0], fast)
+    opt = sl.Optimizer(tx, model)
+    for n in range(2 * EVERY):
+        fast, inner, slow, outer, losses = diloco(jnp.array(n), fast, inner, slow, outer, x, y)
+        with lenient():
+            model, opt, loss = step(model, opt, x[0], y[0])
+        np.testing.assert_allclose(losses[0], loss, rtol=1e-5)
+        np.testing.assert_allclose(fast["w"][0], model["w"], rtol=1e-5)
 
 
 EVERY = 3
@@ -330,23 +342,3 @@ def outside_of_conditionals(text):
 
 
 COLLECTIVE = re.compile(r" (all-\w+|collective-\w+|reduce-scatter)(-start)?\(")
-
-
-@pytest.mark.slow
-def test_replicas_reduce_where_they_meet_and_one_is_an_outer_optimizer():
-    diloco, carry, batch = start(len(jax.devices()))
-    assert len(jax.devices()) > 1
-    text = diloco.lower(jnp.array(0), *carry, *batch).compile().as_text()
-    assert COLLECTIVE.search(text)
-    assert not any(map(COLLECTIVE.search, outside_of_conditionals(text)))
-
-    diloco, (fast, inner, slow, outer), (x, y) = start(1)
-    tx = sl.sgd(0.1).outer(nesterov, every=EVERY)
-    step, model = sl.train_step(mean_square), jax.tree.map(lambda p: p[0], fast)
-    opt = sl.Optimizer(tx, model)
-    for n in range(2 * EVERY):
-        fast, inner, slow, outer, losses = diloco(jnp.array(n), fast, inner, slow, outer, x, y)
-        with lenient():
-            model, opt, loss = step(model, opt, x[0], y[0])
-        np.testing.assert_allclose(losses[0], loss, rtol=1e-5)
-        np.testing.assert_allclose(fast["w"][0], model["w"], rtol=1e-5)

@@ -163,7 +163,7 @@ WARNED = {
 }
 
 
-def test_places_inside_and_warmups_of_schedules_are_refused():
+def test_places_are_refused_and_polyak_steps_without_gradients_do_nothing():
     for message, tx in REFUSED.items():
         with pytest.raises(ValueError, match=message):
             sl.Optimizer(tx.schedule_free(), MODEL)
@@ -175,6 +175,13 @@ def test_places_inside_and_warmups_of_schedules_are_refused():
         sl.schedule_free_sgd(halving, warmup_steps=2)
     with pytest.raises(ValueError, match="warmup_steps must be in"):
         sl.schedule_free_sgd(0.1, warmup_steps=0)
+
+    ones = {"w": jnp.ones(2)}
+    start = sl.Optimizer(sl.adam(1.0).schedule_free(polyak=True), ones)
+    for gradient, loss in ((0.0, 1.0), (1.0, -100.0)):
+        params, opt = start.step(ones, {"w": jnp.full(2, gradient)}, value=loss)
+        np.testing.assert_array_equal(params["w"], 1)
+        np.testing.assert_array_equal(opt.eval_params(params)["w"], 1)
 
 
 def plus_by_the_book(y, loss_and_grad, decay, steps, *, beta, r, polyak_beta, after):
@@ -256,12 +263,3 @@ def test_polyak_steps_see_the_loss_and_all_gradients(name):
     else:
         result, _ = plus_steps(getattr(tx, name)(), 4)
     assert_close(result, expected, rtol=1e-6)
-
-
-def test_polyak_steps_without_gradients_or_with_a_loss_far_below_zero_do_nothing():
-    ones = {"w": jnp.ones(2)}
-    start = sl.Optimizer(sl.adam(1.0).schedule_free(polyak=True), ones)
-    for gradient, loss in ((0.0, 1.0), (1.0, -100.0)):
-        params, opt = start.step(ones, {"w": jnp.full(2, gradient)}, value=loss)
-        np.testing.assert_array_equal(params["w"], 1)
-        np.testing.assert_array_equal(opt.eval_params(params)["w"], 1)

@@ -56,7 +56,7 @@ PLATEAUS = (
 )
 
 
-def test_plateau_is_what_plain_python_says_with_one_program_for_all_numbers():
+def test_plateaus_and_schedules_of_ones_own_are_shown_in_their_place():
     losses = np.random.default_rng(0).normal(0.5, 1.0, 60).astype(np.float32)
     before = driven._cache_size()
     for options in PLATEAUS:
@@ -64,6 +64,25 @@ def test_plateau_is_what_plain_python_says_with_one_program_for_all_numbers():
         np.testing.assert_allclose(seen, by_hand(losses, *options), rtol=1e-5)
         assert len(set(seen.tolist())) > 2
     assert driven._cache_size() == before + 1
+
+    opt = sl.Optimizer(sl.sgd(1.0).drive({"learning_rate": Thermostat()}), PARAMS)
+    for n in (1, 2, 3):
+        promised = opt.hyperparams["learning_rate"]
+        updates, opt = opt.update(PARAMS, GRADS)
+        np.testing.assert_allclose(updates["b"], -1 / n, rtol=1e-6)
+        np.testing.assert_allclose(promised, 1 / n, rtol=1e-6)
+
+    tx = sl.adam(0.1).drive({"learning_rate": Plateau(0.1)})
+    link = tx["scale_by_learning_rate"]
+    assert repr(link) == "sl.ScaleByLearningRate(sl.schedules.ReduceOnPlateau(0.1))"
+
+    tx = sl.sgd(0.1).drive({"learning_rate": OfTheLoss()}).every_k(2)
+    params, opt = PARAMS, sl.Optimizer(tx.schedule_free().record(), PARAMS)
+    for loss in (1.0, 3.0):
+        params, opt = opt.step(params, GRADS, value=loss)
+    assert float(opt.state.inner.max_rate) == 2
+    (used,) = (x for path, x in opt.metrics.items() if path.endswith("learning_rate"))
+    assert float(used) == 2
 
 
 HALVED = {"learning_rate": Plateau(1.0, 0.5, 1)}
@@ -123,27 +142,6 @@ class Thermostat(sl.schedules.AbstractStatefulSchedule):
 
     def value(self, state):
         return 1.0 / state.astype(jnp.float32)
-
-
-def test_schedules_of_ones_own_are_shown_in_their_place_outside_of_windows_too():
-    opt = sl.Optimizer(sl.sgd(1.0).drive({"learning_rate": Thermostat()}), PARAMS)
-    for n in (1, 2, 3):
-        promised = opt.hyperparams["learning_rate"]
-        updates, opt = opt.update(PARAMS, GRADS)
-        np.testing.assert_allclose(updates["b"], -1 / n, rtol=1e-6)
-        np.testing.assert_allclose(promised, 1 / n, rtol=1e-6)
-
-    tx = sl.adam(0.1).drive({"learning_rate": Plateau(0.1)})
-    link = tx["scale_by_learning_rate"]
-    assert repr(link) == "sl.ScaleByLearningRate(sl.schedules.ReduceOnPlateau(0.1))"
-
-    tx = sl.sgd(0.1).drive({"learning_rate": OfTheLoss()}).every_k(2)
-    params, opt = PARAMS, sl.Optimizer(tx.schedule_free().record(), PARAMS)
-    for loss in (1.0, 3.0):
-        params, opt = opt.step(params, GRADS, value=loss)
-    assert float(opt.state.inner.max_rate) == 2
-    (used,) = (x for path, x in opt.metrics.items() if path.endswith("learning_rate"))
-    assert float(used) == 2
 
 
 def test_the_numbers_of_a_schedule_are_changed_by_name_without_a_new_program():

@@ -46,7 +46,7 @@ BY_SUMS = {
 }
 
 
-def test_every_rule_that_acts_on_single_numbers_or_sums_over_all_says_so():
+def test_rules_say_whether_they_may_be_joined_and_buffers_share_kernels():
     assert {name.split(",")[0] for name in BY_SUMS} == {
         *("ClipByGlobalNorm", "NormalizeByUpdateNorm", "ScaleByDAdaptAdam", "ScaleByDog"),
         *("ScaleByDowg", "ScaleByMomo", "ScaleByMomoAdam", "ScaleByPolyak", "ScaleByProdigy"),
@@ -63,6 +63,23 @@ def test_every_rule_that_acts_on_single_numbers_or_sums_over_all_says_so():
         *("ScaleBySimplifiedAdemamix", "ScaleByStddev", "ScaleByYogi", "SetToZero"),
         *("SubtractDecayedWeights", "Trace"),
     }
+
+    assert repr(sl.sgd(0.1).flatten()).endswith(".flatten()")
+    assert repr(sl.sgd(0.1).flatten(max_size=100)).endswith(".flatten(100)")
+    with pytest.raises(ValueError, match="max_size must be at least 1"):
+        sl.sgd(0.1).flatten(max_size=0)
+
+    # After a link in front every update is float32, also of bfloat16 parameters.
+    params = {k: MIXED[k] for k in "abc"}
+    tx = sl.Clip(0.2) | sl.Trace(0.9).flatten()
+    state = tx.init(params)
+    updates, after = tx.update(jax.tree.map(jnp.ones_like, params), state)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    assert {u.dtype.name for u in jax.tree.leaves(updates)} == {"float32"}
+    assert [u.shape for u in jax.tree.leaves(updates)] == [(2, 2), (3,), ()]
+
+    tx = sl.adamw(1e-3).flatten()
+    assert kernels(tx, [(64,)] * 8) == kernels(tx, [(64,)] * 4)
 
 
 @pytest.mark.slow
@@ -129,7 +146,7 @@ def test_dtypes_are_kept_and_each_has_one_buffer_beside_large_leaves(max_size):
 
 
 @pytest.mark.slow
-def test_a_buffer_holds_a_bounded_number_of_leaves():
+def test_buffers_hold_a_bounded_number_of_leaves_and_trace_no_more():
     # XLA compiles a concatenation in a time that grows with the square of its operands.
     params = {f"w{i:03}": jnp.full(2, i, jnp.float32) for i in range(600)}
     tx = sl.Trace(0.9).flatten()
@@ -144,24 +161,17 @@ def test_a_buffer_holds_a_bounded_number_of_leaves():
     for i, u in enumerate(updates.values()):
         assert u.tolist() == [i, i]
 
+    clipped(8)  # what is traced once
+    (few, of_few), (many, of_many) = clipped(100), clipped(200)
+    assert of_many <= 2.1 * of_few
+    assert len(many.eqns) <= 2.1 * len(few.eqns)
 
-def test_buffers_are_printed_found_and_share_kernels():
-    assert repr(sl.sgd(0.1).flatten()).endswith(".flatten()")
-    assert repr(sl.sgd(0.1).flatten(max_size=100)).endswith(".flatten(100)")
-    with pytest.raises(ValueError, match="max_size must be at least 1"):
-        sl.sgd(0.1).flatten(max_size=0)
+    def fusions(number):
+        params = {f"w{i}": jax.ShapeDtypeStruct((8,), jnp.float32) for i in range(number)}
+        tx = (sl.ClipByGlobalNorm(1.0) | sl.adamw(1e-3)).flatten()
+        return compiled_step(tx, params).as_text().count(" fusion(")
 
-    # After a link in front every update is float32, also of bfloat16 parameters.
-    params = {k: MIXED[k] for k in "abc"}
-    tx = sl.Clip(0.2) | sl.Trace(0.9).flatten()
-    state = tx.init(params)
-    updates, after = tx.update(jax.tree.map(jnp.ones_like, params), state)
-    assert jax.tree.structure(after) == jax.tree.structure(state)
-    assert {u.dtype.name for u in jax.tree.leaves(updates)} == {"float32"}
-    assert [u.shape for u in jax.tree.leaves(updates)] == [(2, 2), (3,), ()]
-
-    tx = sl.adamw(1e-3).flatten()
-    assert kernels(tx, [(64,)] * 8) == kernels(tx, [(64,)] * 4)
+    assert fusions(40) - fusions(20) == 20
 
 
 class ScaleByGiven(sl.AbstractTransform):
@@ -185,21 +195,6 @@ def clipped(number):
     step = jax.make_jaxpr(lambda p, opt, g: opt.step(p, g))
     program = profile.runcall(step, params, opt, params)
     return program, pstats.Stats(profile).total_calls
-
-
-@pytest.mark.slow
-def test_tracing_and_fusions_grow_no_faster_than_the_number_of_leaves():
-    clipped(8)  # what is traced once
-    (few, of_few), (many, of_many) = clipped(100), clipped(200)
-    assert of_many <= 2.1 * of_few
-    assert len(many.eqns) <= 2.1 * len(few.eqns)
-
-    def fusions(number):
-        params = {f"w{i}": jax.ShapeDtypeStruct((8,), jnp.float32) for i in range(number)}
-        tx = (sl.ClipByGlobalNorm(1.0) | sl.adamw(1e-3)).flatten()
-        return compiled_step(tx, params).as_text().count(" fusion(")
-
-    assert fusions(40) - fusions(20) == 20
 
 
 def test_the_context_is_joined_and_each_parameter_described():

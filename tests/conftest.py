@@ -117,7 +117,7 @@ def x64():
 
 TYPECHECKED = {
     *("docs", "refusals", "test_table", "test_types", "test_typecheck", "test_methods"),
-    *("test_plan", "test_describe", "test_combine", "test_compute_dtype", "test_keep_best"),
+    *("test_plan", "test_describe", "test_combine", "test_compute_dtype", "test_loop_tools"),
     *("test_checkpoint", "test_checkpoint_changes"),
 }
 """The folders and files whose tests check types. `test_table` does so for all rows. Elsewhere it

@@ -36,7 +36,26 @@ def parsed(html):
     return SimpleNamespace(tags=[x.tag for x in tree.iter()], texts=texts, text=" ".join(texts))
 
 
-def test_totals_count_all_parameters_and_state():
+def rich_text(value, width=120, **options):
+    console = pytest.importorskip("rich.console")
+    stream = io.StringIO()
+    console.Console(file=stream, width=width, **options).print(value)
+    return stream.getvalue()
+
+
+def test_rich_prints_tables_and_totals_count_all_parameters_and_state():
+    text = rich_text(bound(sl.adamw(0.1)).describe(params()))
+    rows = [line.split() for line in text.splitlines() if line.strip()]
+    assert ["path", "array", "rate", "decay", "bytes", "transform"] in rows
+    (row,) = [row for row in rows if row[:1] == ["w"]]
+    assert row[:2] == ["w", "float32[3,2]"]
+    assert "scale_by_adam" in row
+    assert any(row[0] == "n" and row[-1] == "frozen" for row in rows)
+    assert "total: 12 parameters" in text
+    assert "group" not in text  # a column that says nothing
+    model = {"[bold]w[/bold]": jnp.ones(2)}  # brackets are taken literally
+    assert "[bold]w[/bold]" in rich_text(sl.Optimizer(sl.sgd(0.1), model).describe(model))
+
     totals = bound(trainable=~B).describe(params()).totals
     assert (totals.arrays, totals.parameters, totals.trainable) == (3, 12, 6)
     assert (totals.parameter_bytes, totals.trainable_bytes) == (48, 24)
@@ -62,27 +81,6 @@ def test_totals_count_all_parameters_and_state():
     )
     stateless = repr(bound(sl.sgd(0.1)).describe(params())).splitlines()
     assert stateless[-1] == "total: 12 parameters (48 B), 8 trainable (32 B), state 0 B"
-
-
-def rich_text(value, width=120, **options):
-    console = pytest.importorskip("rich.console")
-    stream = io.StringIO()
-    console.Console(file=stream, width=width, **options).print(value)
-    return stream.getvalue()
-
-
-def test_rich_prints_a_table():
-    text = rich_text(bound(sl.adamw(0.1)).describe(params()))
-    rows = [line.split() for line in text.splitlines() if line.strip()]
-    assert ["path", "array", "rate", "decay", "bytes", "transform"] in rows
-    (row,) = [row for row in rows if row[:1] == ["w"]]
-    assert row[:2] == ["w", "float32[3,2]"]
-    assert "scale_by_adam" in row
-    assert any(row[0] == "n" and row[-1] == "frozen" for row in rows)
-    assert "total: 12 parameters" in text
-    assert "group" not in text  # a column that says nothing
-    model = {"[bold]w[/bold]": jnp.ones(2)}  # brackets are taken literally
-    assert "[bold]w[/bold]" in rich_text(sl.Optimizer(sl.sgd(0.1), model).describe(model))
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ CHAINS = {
 }
 
 
-def test_a_changed_chain_and_moments_of_another_dtype_load(adam):
+def test_changed_chains_dtypes_and_wrappers_load_what_fits(adam, path):
     for name, tx in CHAINS.items():
         loaded = sl.checkpoint.load(adam.path, opt=sl.Optimizer(tx, MODEL))
         assert loaded.report.fits, name
@@ -72,8 +72,6 @@ def test_a_changed_chain_and_moments_of_another_dtype_load(adam):
     assert loaded.report.recoded == ("opt.scale_by_adam.mu.b", "opt.scale_by_adam.mu.w")
     assert_same_bits(loaded["opt"], adam.opt.rebind(MODEL, tx=tx)[0])
 
-
-def test_lost_wrappers_are_reported_and_colliding_paths_load(path, adam):
     _, opt = after_steps(sl.adam(0.1).every_k(1))
     sl.checkpoint.save(path, opt=opt)
     plain = sl.Optimizer(sl.adam(0.1), MODEL)

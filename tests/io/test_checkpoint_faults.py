@@ -205,7 +205,7 @@ def refused(call, *args, error=sl.checkpoint.DamagedError, **known):
     return str(caught.value)
 
 
-def test_what_is_damaged_is_named(path):
+def test_damaged_and_foreign_files_are_named(path):
     _, opt = small(path)
     whole = path.read_bytes()
     for length in (0, 7, 8, 100, *range(0, len(whole), 97), len(whole) - 1):
@@ -225,20 +225,6 @@ def test_what_is_damaged_is_named(path):
     # What is not asked for is not read.
     assert_same_bits(sl.checkpoint.load(path, opt=opt)["opt"], opt)
 
-
-@pytest.mark.parametrize("every", [37, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_flipped_bit_anywhere_is_noticed(path, every):
-    small(path)
-    whole, bit = path.read_bytes(), random.Random(0)
-    for i in range(0, len(whole), every):
-        changed = bytearray(whole)
-        changed[i] ^= 1 << bit.randrange(8)
-        path.write_bytes(changed)
-        with pytest.raises(ValueError, match=r"damaged|not a checkpoint|format version"):
-            read(path)
-
-
-def test_foreign_files_are_refused(path):
     foreign = [b"", b"\0" * 100, b"PK\x03\x04 a zip file", b"text " * 50, b"\xff" * 8]
     foreign += [pickle.dumps({"w": np.ones(3)}), np.random.default_rng(0).bytes(1000)]
     for data in foreign:
@@ -257,6 +243,18 @@ def test_foreign_files_are_refused(path):
         "this version of Slalom does not read. Load it with the version that wrote it: "
         '{"slalom": "0.0"}.'
     )
+
+
+@pytest.mark.parametrize("every", [37, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_flipped_bit_anywhere_is_noticed(path, every):
+    small(path)
+    whole, bit = path.read_bytes(), random.Random(0)
+    for i in range(0, len(whole), every):
+        changed = bytearray(whole)
+        changed[i] ^= 1 << bit.randrange(8)
+        path.write_bytes(changed)
+        with pytest.raises(ValueError, match=r"damaged|not a checkpoint|format version"):
+            read(path)
 
 
 def test_a_file_of_a_newer_format_is_refused(path, monkeypatch):

@@ -23,7 +23,7 @@ import slalom as sl
 from slalom.checkpoint import _file, _format, _replace
 
 
-def test_text_of_users_is_readable_and_impossible_names_are_refused(path):
+def test_header_text_is_readable_codecs_never_run_and_ages_complete(path):
     for trees, message in (
         ({"__metadata__": jnp.ones(2)}, "The name '__metadata__' is reserved"),
         ({"": jnp.ones(2)}, "names must not be empty"),
@@ -50,6 +50,31 @@ def test_text_of_users_is_readable_and_impossible_names_are_refused(path):
     sl.checkpoint.save(path, opt=sl.Optimizer(Odd() | sl.sgd(0.1), {"w": jnp.ones(2)}))
     with safetensors.safe_open(path, framework="numpy") as file:
         assert "opt.count" in [*file.keys()]
+
+    model = {"w": jnp.ones(5000)}
+    sl.checkpoint.save(path, opt=sl.Optimizer(sl.lion(0.1).store("int8"), model))
+    texts = ["__import__('os').abort()", "sl.codecs.int8(x=1)", "sl.codecs.offload()", "(", "x" * 9]
+    texts += ["sl.codecs.__dir__()", "sl.codecs.cast('nonsense')", "sl.codecs.int8(*[1] * 9)"]
+    layouts, whole = sl.checkpoint.header(path)["layouts"], path.read_bytes()
+    for text in texts:
+        forged(path, with_text(layouts=layouts.replace("sl.codecs.int8()", text)))
+        loaded = sl.checkpoint.load(path, opt=sl.Optimizer(sl.lion(0.1), model), strict=False)
+        assert loaded.report.retyped == {"opt.scale_by_lion.mu.w": (text, "float32")}
+        path.write_bytes(whole)
+
+    model = {"w": jnp.ones(2), "b": jnp.ones(3)}
+    opt = sl.Optimizer(sl.adam(0.1), model).reset(model, where=sl.where.path("b"))
+    sl.checkpoint.save(path, opt=opt)
+    layouts = json.loads(sl.checkpoint.header(path)["layouts"])
+    last = layouts["opt"]["state"][-1]
+    slot = last["slot"] | {"param": "z", "local": "nu.z"}
+    layouts["opt"]["state"].append(last | {"slot": slot})
+    forged(path, with_text(layouts=json.dumps(layouts)))
+    with pytest.raises(sl.checkpoint.DamagedError, match=r"adam[.]age' does not have 3 entries"):
+        sl.checkpoint.load(path, opt=sl.Optimizer(sl.adam(0.1), model))
+    forged(path, with_text(layouts=sl.checkpoint.header(path)["layouts"].replace("age", "other")))
+    with pytest.raises(sl.checkpoint.DamagedError, match=r"malformed .'opt.scale_by_adam[.]other'"):
+        sl.checkpoint.load(path, opt=sl.Optimizer(sl.adam(0.1), model))
 
 
 def test_a_header_that_is_too_large_is_refused(path, monkeypatch):
@@ -213,33 +238,6 @@ def test_a_malformed_header_is_refused_and_an_older_file_is_found(two):
             sl.checkpoint.load(path, model={"w": jnp.ones(2)})
         assert f"'{path}' is damaged: its " in str(caught.value), case
         assert_the_first_is_found(two)
-
-
-def test_codecs_are_never_run_and_ages_need_an_entry_for_each_parameter(path):
-    model = {"w": jnp.ones(5000)}
-    sl.checkpoint.save(path, opt=sl.Optimizer(sl.lion(0.1).store("int8"), model))
-    texts = ["__import__('os').abort()", "sl.codecs.int8(x=1)", "sl.codecs.offload()", "(", "x" * 9]
-    texts += ["sl.codecs.__dir__()", "sl.codecs.cast('nonsense')", "sl.codecs.int8(*[1] * 9)"]
-    layouts, whole = sl.checkpoint.header(path)["layouts"], path.read_bytes()
-    for text in texts:
-        forged(path, with_text(layouts=layouts.replace("sl.codecs.int8()", text)))
-        loaded = sl.checkpoint.load(path, opt=sl.Optimizer(sl.lion(0.1), model), strict=False)
-        assert loaded.report.retyped == {"opt.scale_by_lion.mu.w": (text, "float32")}
-        path.write_bytes(whole)
-
-    model = {"w": jnp.ones(2), "b": jnp.ones(3)}
-    opt = sl.Optimizer(sl.adam(0.1), model).reset(model, where=sl.where.path("b"))
-    sl.checkpoint.save(path, opt=opt)
-    layouts = json.loads(sl.checkpoint.header(path)["layouts"])
-    last = layouts["opt"]["state"][-1]
-    slot = last["slot"] | {"param": "z", "local": "nu.z"}
-    layouts["opt"]["state"].append(last | {"slot": slot})
-    forged(path, with_text(layouts=json.dumps(layouts)))
-    with pytest.raises(sl.checkpoint.DamagedError, match=r"adam[.]age' does not have 3 entries"):
-        sl.checkpoint.load(path, opt=sl.Optimizer(sl.adam(0.1), model))
-    forged(path, with_text(layouts=sl.checkpoint.header(path)["layouts"].replace("age", "other")))
-    with pytest.raises(sl.checkpoint.DamagedError, match=r"malformed .'opt.scale_by_adam[.]other'"):
-        sl.checkpoint.load(path, opt=sl.Optimizer(sl.adam(0.1), model))
 
 
 @pytest.mark.parametrize("version", range(1, _format.VERSION + 1))

@@ -90,7 +90,7 @@ def test_per_example_gradients_are_accepted(name):
         tx.update(stacked, tx.init(params))
 
 
-def test_updates_of_a_model_have_its_dtype_and_structure():
+def test_updates_have_the_dtype_of_the_model_and_extra_arguments_are_passed():
     # Shapes are enough; the bits are the same by the test above.
     half = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
     tx = to_optax(sl.adamw(0.1, decay_where=matrices))
@@ -102,6 +102,18 @@ def test_updates_of_a_model_have_its_dtype_and_structure():
     arrays = eqx.filter(model, eqx.is_inexact_array)
     updates = eqx.filter_eval_shape(lambda m: tx.update(arrays, tx.init(m), m)[0], model)
     assert jax.tree.structure(updates) == jax.tree.structure(arrays)
+
+    tx = to_optax(ScaleByLoss())
+    state = tx.init(params)
+    updates, _ = tx.update(ones, state, params, loss=jnp.asarray(3.0), other=1, value=None)
+    assert_same_bits(updates, jax.tree.map(lambda g: 3 * g, ones))
+    with pytest.raises(TypeError, match=r"'loss': write `tx.update\(grads, state, params, loss="):
+        tx.update(ones, state, params, other=1)
+    # In a chain, each transform takes its own.
+    known = {"loss": jnp.asarray(3.0), "value": jnp.asarray(1.0)}
+    with lenient():
+        tx = optax.chain(tx, optax.scale(1.0), optax.polyak_sgd(), to_optax(sl.sgd(0.1)))
+        jax.eval_shape(lambda: tx.update(ones, tx.init(params), params, **known)[0])
 
 
 @pytest.mark.slow
@@ -181,20 +193,6 @@ def test_stored_state_goes_through_optax_and_back():
     assert_close(*found, atol=5e-3)
 
 
-def test_declared_extra_arguments_are_passed_and_others_dropped():
-    tx = to_optax(ScaleByLoss())
-    state = tx.init(params)
-    updates, _ = tx.update(ones, state, params, loss=jnp.asarray(3.0), other=1, value=None)
-    assert_same_bits(updates, jax.tree.map(lambda g: 3 * g, ones))
-    with pytest.raises(TypeError, match=r"'loss': write `tx.update\(grads, state, params, loss="):
-        tx.update(ones, state, params, other=1)
-    # In a chain, each transform takes its own.
-    known = {"loss": jnp.asarray(3.0), "value": jnp.asarray(1.0)}
-    with lenient():
-        tx = optax.chain(tx, optax.scale(1.0), optax.polyak_sgd(), to_optax(sl.sgd(0.1)))
-        jax.eval_shape(lambda: tx.update(ones, tx.init(params), params, **known)[0])
-
-
 def test_hyperparameters_are_live_and_found_inside_of_other_states():
     tx = to_optax(sl.adam(0.1))
     update = jax.jit(lambda state: tx.update(ones, state, params))
@@ -223,7 +221,7 @@ def test_hyperparameters_are_live_and_found_inside_of_other_states():
     assert sl.interop.hyperparams(state.inner_states["a"])["learning_rate"] == np.float32(0.1)
 
 
-def test_inject_hyperparams_sets_what_it_injects():
+def test_injected_numbers_gradients_and_functions_reach_the_state():
     injected = optax.inject_hyperparams(lambda rate: to_optax(sl.adam(rate)))(rate=0.1)
     state = injected.init(params)
     state.hyperparams["rate"] = jnp.asarray(0.5)
@@ -239,8 +237,6 @@ def test_inject_hyperparams_sets_what_it_injects():
     with pytest.raises(ValueError, match=message):
         sl.interop.with_hyperparams(state, learning_rate=0.2)
 
-
-def test_gradients_flow_into_arrays_and_functions_are_part_of_the_structure():
     fixed = to_optax(sl.sgd(0.1))
 
     def first_updates(rate):

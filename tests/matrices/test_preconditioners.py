@@ -256,7 +256,7 @@ def test_kron_is_a_dense_preconditioner(max_size, probability, same_noise, x64):
 
 
 @pytest.mark.slow
-def test_kron_refreshes_by_the_schedule_of_the_authors():
+def test_kron_and_shampoo_give_the_numbers_of_their_authors():
     rule = sl.ScaleByKron()
     params = jnp.ones((2, 2))
 
@@ -270,9 +270,6 @@ def test_kron_refreshes_by_the_schedule_of_the_authors():
         wanted = 1 / np.clip(np.exp(-(step - 500) / 1000), 0.03, 1)
         assert (int(refreshes(step, before)) == 0) == (since + 1 >= wanted), step
 
-
-@pytest.mark.slow
-def test_shampoo_gives_a_known_number_and_descriptions_name_matrices():
     # From the tests of Google's distributed_shampoo: learning rate 0.1, blocks of 32.
     params = [jnp.array([[1.0, 3.0], [2.0, 4.0]]), jnp.array([[3.0, 4.0], [3.0, 4.0]])]
     grads = [jnp.array([[500.0, 5.0], [500.0, 5.0]]), jnp.array([[300.0, 3.0], [300.0, 3.0]])]

@@ -62,7 +62,7 @@ MUTATIONS = {
         "codecs/integers.py",
         "jnp.clip(rounded_root(255 * z, bits), 1, 255)",
         "jnp.clip(rounded_root(255 * z, bits), 0, 255)",
-        "storage/test_codecs.py storage/test_storage.py",
+        "storage/test_precision.py storage/test_storage.py",
     ),
     "a cooldown counts losses instead of their means": Mutation(
         "schedules/plateau.py",
@@ -74,7 +74,7 @@ MUTATIONS = {
         "projections/balls.py",
         "jnp.sum((jnp.conj(x) * u).real, axis=self.axis",
         "jnp.sum((x * u).real, axis=self.axis",
-        "projections/test_projections.py wrappers/parameters/test_manifolds.py",
+        "projections/test_projections.py projections/test_minima.py",
     ),
     "ADOPT clips with the next step's bound": Mutation(
         "rules/adaptive/adopt.py",

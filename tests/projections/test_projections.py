@@ -124,7 +124,7 @@ def test_no_tree_of_the_set_is_nearer(nearest):
 
 
 @pytest.mark.slow
-def test_the_simplex_of_large_and_of_many_numbers_has_the_right_sum():
+def test_simplices_of_many_numbers_and_bounds_follow_the_model():
     x = 1e6 * jax.random.normal(jax.random.key(0), (100_000,))
     p = P.simplex()({"a": x[:70_000], "b": x[70_000:].reshape(100, 300)})
     assert as_vector(p).min() == 0
@@ -135,8 +135,22 @@ def test_the_simplex_of_large_and_of_many_numbers_has_the_right_sum():
     tau = (np.cumsum(u) - 10.0) / np.arange(1, len(u) + 1)
     np.testing.assert_allclose(p, np.maximum(x - tau[np.nonzero(u > tau)[0][-1]], 0), atol=1e-6)
 
+    fn = P.l2_ball(0.5)
+    model, opt = steps(sl.sgd(0.1).project(fn))
+    assert_same_bits(opt.eval_params(model), model)
+    model, opt = steps(sl.sgd(0.1).lookahead(3, 0.5).project(fn))
+    assert_same_bits(opt.eval_params(model), opt.state_of("outer").slow)
 
-def test_norms_neither_overflow_nor_underflow_and_trees_inside_of_a_ball_keep_every_bit():
+    model = mlp()
+    bound = jax.tree.map(lambda x: jnp.full_like(x, 0.1), params_of(model))
+    opt = sl.Optimizer(sl.sgd(0.1).project(P.box(None, bound)), model)
+    grads = jax.tree.map(jnp.zeros_like, params_of(model))
+    model, _ = opt.step(model, grads)
+    assert max(float(jnp.max(x)) for x in jax.tree.leaves(params_of(model))) <= np.float32(0.1)
+    assert model.activation is mlp().activation
+
+
+def test_norms_of_any_size_and_numbers_of_projections():
     for size in (1e-30, 1e30):
         x = {"w": size * jnp.array([3.0, 4.0])}
         np.testing.assert_allclose(P.l2_sphere(5.0)(x)["w"], [3.0, 4.0], rtol=1e-6)
@@ -144,6 +158,25 @@ def test_norms_neither_overflow_nor_underflow_and_trees_inside_of_a_ball_keep_ev
         np.testing.assert_allclose(inside, jnp.array([3.0, 4.0]) * min(size, 1.0), rtol=1e-6)
     for fn in (P.l1_ball(100.0), P.l2_ball(100.0), P.linf_ball(100.0), P.box(-9, 9)):
         assert_same_bits(fn(MODEL), MODEL)
+
+    schedule = sl.schedules.piecewise_constant(0.5, {1: 0.5})
+    model, opt = steps(sl.sgd(0.1).project(P.l2_ball(schedule)), number=2)
+    assert float(sl.tree.global_norm(model)) == pytest.approx(0.25, rel=1e-6)
+    assert opt.hyperparams["project.l2_ball.scale"] == 0.25
+    opt = sl.Optimizer(sl.sgd(0.1).project(P.l2_ball()), MODEL).with_hyperparams(scale=0.125)
+    model, opt = opt.step(MODEL, at(0))
+    assert float(sl.tree.global_norm(model)) == pytest.approx(0.125, rel=1e-6)
+    assert "sl.projections.l2_ball(scale=0.125)" in repr(opt.transform)
+
+    assert P.l2_ball(2) == P.l2_ball(2.0)
+    assert hash(P.l2_ball(2.0)) == hash(P.l2_ball(2.0))
+    assert P.l2_ball(2.0) != P.l2_ball(3.0)
+    for fn in (P.non_negative(), P.box(0, None), P.simplex(), P.l1_sphere(2.5)):
+        assert eval(repr(fn), {"sl": sl}) == fn
+    assert repr(P.l1_ball(2.0)) == "sl.projections.l1_ball(scale=2.0)"
+
+    names = {name.removeprefix("projection_") for name in dir(op) if name[:11] == "projection_"}
+    assert names <= set(P.__all__)
 
 
 DTYPES = ("bfloat16, float64", "bfloat16", "float16", "float64")
@@ -288,44 +321,6 @@ def test_recording_changes_nothing_and_idle_steps_write_nothing():
     assert float(sl.tree.global_norm(inside)) == pytest.approx(0.5, rel=1e-6)
     other, _ = steps(sl.sgd(0.1).project(P.l2_ball(0.5)).every_k(2), number=2)
     assert_close(inside, other, rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_evaluated_parameters_and_bounds_follow_the_model():
-    fn = P.l2_ball(0.5)
-    model, opt = steps(sl.sgd(0.1).project(fn))
-    assert_same_bits(opt.eval_params(model), model)
-    model, opt = steps(sl.sgd(0.1).lookahead(3, 0.5).project(fn))
-    assert_same_bits(opt.eval_params(model), opt.state_of("outer").slow)
-
-    model = mlp()
-    bound = jax.tree.map(lambda x: jnp.full_like(x, 0.1), params_of(model))
-    opt = sl.Optimizer(sl.sgd(0.1).project(P.box(None, bound)), model)
-    grads = jax.tree.map(jnp.zeros_like, params_of(model))
-    model, _ = opt.step(model, grads)
-    assert max(float(jnp.max(x)) for x in jax.tree.leaves(params_of(model))) <= np.float32(0.1)
-    assert model.activation is mlp().activation
-
-
-def test_numbers_are_hyperparameters_and_projections_print_as_those_of_optax():
-    schedule = sl.schedules.piecewise_constant(0.5, {1: 0.5})
-    model, opt = steps(sl.sgd(0.1).project(P.l2_ball(schedule)), number=2)
-    assert float(sl.tree.global_norm(model)) == pytest.approx(0.25, rel=1e-6)
-    assert opt.hyperparams["project.l2_ball.scale"] == 0.25
-    opt = sl.Optimizer(sl.sgd(0.1).project(P.l2_ball()), MODEL).with_hyperparams(scale=0.125)
-    model, opt = opt.step(MODEL, at(0))
-    assert float(sl.tree.global_norm(model)) == pytest.approx(0.125, rel=1e-6)
-    assert "sl.projections.l2_ball(scale=0.125)" in repr(opt.transform)
-
-    assert P.l2_ball(2) == P.l2_ball(2.0)
-    assert hash(P.l2_ball(2.0)) == hash(P.l2_ball(2.0))
-    assert P.l2_ball(2.0) != P.l2_ball(3.0)
-    for fn in (P.non_negative(), P.box(0, None), P.simplex(), P.l1_sphere(2.5)):
-        assert eval(repr(fn), {"sl": sl}) == fn
-    assert repr(P.l1_ball(2.0)) == "sl.projections.l1_ball(scale=2.0)"
-
-    names = {name.removeprefix("projection_") for name in dir(op) if name[:11] == "projection_"}
-    assert names <= set(P.__all__)
 
 
 def test_functions_of_optax_and_modules_are_projections_too_and_see_complex_parameters():

@@ -225,7 +225,7 @@ def losses(tx, steps):
     return found
 
 
-def test_corrected_decay_falls_with_the_square_of_a_learning_rate_that_changes():
+def test_decays_are_corrected_by_changing_rates_or_return_to_the_start():
     found = losses(sl.contrib.adamc(halving, 0.5, weight_decay=0.1, decay_where=matrices), 2)
     # η·λ·η/η_max
     np.testing.assert_allclose([f["w"] for f in found], [0.05, 0.0125], rtol=1e-5)
@@ -239,6 +239,23 @@ def test_corrected_decay_falls_with_the_square_of_a_learning_rate_that_changes()
         return [sl.Optimizer(tx, PARAMS).step(PARAMS, grads)[0] for tx in both]
 
     assert_close(*stepped(), rtol=1e-6)
+
+    decay = sl.AddDecayToInitialParams(0.5)
+    opt = sl.Optimizer(decay | sl.ScaleByLearningRate(0.5), PARAMS)
+    moved = jax.tree.map(lambda p: p + 1, PARAMS)
+    after, opt = opt.step(moved, NO_GRADS)
+    jax.tree.map(lambda a, p: np.testing.assert_allclose(a, p + 0.75), after, PARAMS)
+    # A reset makes the present parameters the initial ones.
+    stays, _ = opt.reset(after).step(after, NO_GRADS)
+    jax.tree.map(np.testing.assert_array_equal, stays, after)
+
+    # It is the gradient of its penalty.
+    def penalty(p):
+        return 0.25 * sl.tree.global_norm(jax.tree.map(jnp.subtract, p, PARAMS)) ** 2
+
+    here = jax.tree.map(lambda p: p * 1.5 - 0.25, PARAMS)
+    made, _ = decay.update(NO_GRADS, decay.init(PARAMS), here)
+    assert_close(made, jax.grad(penalty)(here), rtol=1e-6)
 
 
 RECIPES = (
@@ -263,22 +280,3 @@ def test_independent_decay_does_not_follow_the_learning_rate(recipe):
     found = losses(recipe(halving, **options, independent_decay=True), 2)
     np.testing.assert_allclose([f["w"] for f in found], [0.1, 0.1], rtol=1e-5)
     assert [f["b"] for f in found] == [0, 0]
-
-
-def test_decay_to_the_initial_parameters_returns_to_them():
-    decay = sl.AddDecayToInitialParams(0.5)
-    opt = sl.Optimizer(decay | sl.ScaleByLearningRate(0.5), PARAMS)
-    moved = jax.tree.map(lambda p: p + 1, PARAMS)
-    after, opt = opt.step(moved, NO_GRADS)
-    jax.tree.map(lambda a, p: np.testing.assert_allclose(a, p + 0.75), after, PARAMS)
-    # A reset makes the present parameters the initial ones.
-    stays, _ = opt.reset(after).step(after, NO_GRADS)
-    jax.tree.map(np.testing.assert_array_equal, stays, after)
-
-    # It is the gradient of its penalty.
-    def penalty(p):
-        return 0.25 * sl.tree.global_norm(jax.tree.map(jnp.subtract, p, PARAMS)) ** 2
-
-    here = jax.tree.map(lambda p: p * 1.5 - 0.25, PARAMS)
-    made, _ = decay.update(NO_GRADS, decay.init(PARAMS), here)
-    assert_close(made, jax.grad(penalty)(here), rtol=1e-6)

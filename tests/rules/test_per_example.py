@@ -347,7 +347,25 @@ def test_conjugation_and_what_links_behind_are_told(number):
     np.testing.assert_allclose(new, z, rtol=1e-6)
 
 
-def test_only_the_first_link_aggregates_examples_from_the_first_step_on():
+def test_examples_count_alike_and_only_the_first_link_aggregates_them():
+    params = {"b": jnp.zeros(2), "w": jnp.zeros((2, 3))}
+    opt = sl.Optimizer(CLIP, params)
+    shape = "The gradient at 'b' has shape (2,) … per-example gradients of shape (examples, 2)"
+    remedy = "`jax.vmap(jax.grad(loss), in_axes=(None, 0))`, or use `sl.train_step`"
+    with refused(ValueError, shape, remedy):
+        opt.update(params, params)
+    unequal = "The gradient at 'w' has 5 examples, but the gradient at 'b' has 4"
+    with refused(ValueError, unequal, "must all come from one batch"):
+        opt.update(params, {"b": jnp.zeros((4, 2)), "w": jnp.zeros((5, 2, 3))})
+    opt = sl.Optimizer(CLIP, MODEL)
+    with refused(ValueError, "The batch has 6 examples … 4 microbatches", "Pass a multiple of 4"):
+        sl.train_step(mean_square, microbatches=4)(MODEL, opt, X, Y)
+    with refused(ValueError, "weights all examples equally", "Remove `has_weight`"):
+        sl.train_step(mean_square, has_weight=True)(MODEL, opt, X, Y)
+    negative = "DifferentiallyPrivateAggregate.key must be in [0, 2**31), got -1"
+    with refused(ValueError, negative, "Pass `jax.random.key(-1)`"):
+        sl.DifferentiallyPrivateAggregate(1.0, 1.0, key=-1)
+
     clip, step = sl.PerExampleGlobalNormClip(1.0), sl.sgd(0.1)
     private = sl.DifferentiallyPrivateAggregate(1.0, 2.0, 3)
     code = "sl.DifferentiallyPrivateAggregate(l2_norm_clip=1.0, noise_multiplier=2.0, key=3)"
@@ -366,23 +384,3 @@ def test_only_the_first_link_aggregates_examples_from_the_first_step_on():
     no_gradient = "there is no single gradient to transform"
     with refused(ValueError, no_gradient, "Remove `transform_grads`"):
         sl.train_step(mean_square, donate=False, transform_grads=lambda g: g)(MODEL, opt, X, Y)
-
-
-def test_examples_must_be_told_apart_and_count_alike():
-    params = {"b": jnp.zeros(2), "w": jnp.zeros((2, 3))}
-    opt = sl.Optimizer(CLIP, params)
-    shape = "The gradient at 'b' has shape (2,) … per-example gradients of shape (examples, 2)"
-    remedy = "`jax.vmap(jax.grad(loss), in_axes=(None, 0))`, or use `sl.train_step`"
-    with refused(ValueError, shape, remedy):
-        opt.update(params, params)
-    unequal = "The gradient at 'w' has 5 examples, but the gradient at 'b' has 4"
-    with refused(ValueError, unequal, "must all come from one batch"):
-        opt.update(params, {"b": jnp.zeros((4, 2)), "w": jnp.zeros((5, 2, 3))})
-    opt = sl.Optimizer(CLIP, MODEL)
-    with refused(ValueError, "The batch has 6 examples … 4 microbatches", "Pass a multiple of 4"):
-        sl.train_step(mean_square, microbatches=4)(MODEL, opt, X, Y)
-    with refused(ValueError, "weights all examples equally", "Remove `has_weight`"):
-        sl.train_step(mean_square, has_weight=True)(MODEL, opt, X, Y)
-    negative = "DifferentiallyPrivateAggregate.key must be in [0, 2**31), got -1"
-    with refused(ValueError, negative, "Pass `jax.random.key(-1)`"):
-        sl.DifferentiallyPrivateAggregate(1.0, 1.0, key=-1)

@@ -99,7 +99,7 @@ def test_numbers_that_set_the_initial_state_are_swept(name):
 
 
 @pytest.mark.slow
-def test_chunks_change_nothing_and_globs_name_numbers_of_schedules():
+def test_chunks_come_where_memory_runs_out_and_change_nothing(full):
     whole = sl.sweep(mean_square, sl.adamw(0.1), model(), BATCHES, GRID, steps=STEPS)
     for chunk in (1, 4, 9):
         loss_fn, traces = counting()
@@ -115,6 +115,12 @@ def test_chunks_change_nothing_and_globs_name_numbers_of_schedules():
     assert found.losses.shape == (2, 2, 1, STEPS)
     values = {"transition_steps": 5, "init_value": 0.2}
     np.testing.assert_allclose(found.losses[0, 1, 0], by_hand(tx, values), rtol=1e-5)
+
+    once = iter(BATCHES * 3)
+    found = sl.sweep(mean_square, sl.adamw(0.1), model(), once, GRID, steps=STEPS)
+    assert full[0].tried == [6, 3] + [2] * 3 * STEPS
+    values = {"learning_rate": 0.1, "weight_decay": 0.1}
+    np.testing.assert_allclose(found.losses[2, 1], by_hand(sl.adamw(0.1), values), rtol=1e-5)
 
 
 def test_runs_are_updated_in_place_and_neither_the_model_nor_frozen_leaves_are(monkeypatch):
@@ -163,15 +169,6 @@ def full(monkeypatch):
     Program = sweep_module.Program
     monkeypatch.setattr(sweep_module, "Program", make)
     return programs
-
-
-@pytest.mark.slow
-def test_where_memory_runs_out_there_are_chunks(full):
-    once = iter(BATCHES * 3)
-    found = sl.sweep(mean_square, sl.adamw(0.1), model(), once, GRID, steps=STEPS)
-    assert full[0].tried == [6, 3] + [2] * 3 * STEPS
-    values = {"learning_rate": 0.1, "weight_decay": 0.1}
-    np.testing.assert_allclose(found.losses[2, 1], by_hand(sl.adamw(0.1), values), rtol=1e-5)
 
 
 def test_a_chunk_that_was_asked_for_is_not_made_smaller(full):

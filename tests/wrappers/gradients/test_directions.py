@@ -195,7 +195,7 @@ def test_second_gradients_of_groups_idle_steps_and_overflows():
     assert opt.metrics["scale_loss.last_finite"]  # the first gradient was
 
 
-def test_losses_and_places_are_checked_and_a_zero_gradient_perturbs_nothing():
+def test_losses_places_and_second_gradients_by_hand_are_checked():
     w = jnp.zeros(3)
     new, _, _ = sl.train_step(lambda w: jnp.sum(w**2))(w, sl.Optimizer(sl.sgd(0.1).sam(), w))
     assert jnp.all(new == 0)
@@ -221,8 +221,6 @@ def test_losses_and_places_are_checked_and_a_zero_gradient_perturbs_nothing():
     with pytest.raises(ValueError, match=r"`tx\.every_k\(k\)\.sam\(\.\.\.\)`"):
         sl.sgd(0.1).sam().every_k(2)
 
-
-def test_by_hand_the_second_gradient_is_that_of_the_loss_itself():
     def loss_fn(w):
         return jnp.sum(w**2) / 2
 

@@ -206,7 +206,7 @@ def test_the_golden_slow_steps_of_diloco(x64):
     np.testing.assert_allclose(slow, [0.867, 0.7438, 0.63782], rtol=1e-12)
 
 
-def test_every_few_steps_with_momentum():
+def test_momentum_of_outer_steps_and_states_inside_have_their_names():
     params, grads = jnp.array([1.0, -2.0]), np.random.default_rng(0).normal(size=(7, 2))
     tx = sl.sgd(0.1).outer(nesterov, every=3)
     ours, opt = slalom_trajectory(tx, params, jnp.asarray(grads, jnp.float32))
@@ -222,8 +222,6 @@ def test_every_few_steps_with_momentum():
     np.testing.assert_allclose(opt.eval_params(params), slow, rtol=1e-5)
     assert int(opt.state.syncs) == 2
 
-
-def test_a_reset_inside_keeps_the_outer_state_and_bare_names_are_those_inside():
     tx = sl.adam(0.1).lookahead(2, 0.5, reset_state=True)
     assert tx == sl.adam(0.1).outer(sl.sgd(0.5), 2, reset_state=True)
 

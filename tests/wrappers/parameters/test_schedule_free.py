@@ -84,7 +84,7 @@ def test_y_and_x_are_those_of_the_textbook(name):
 
 
 @pytest.mark.slow
-def test_averages_follow_the_rate_of_groups_skipped_steps_and_resets():
+def test_averages_follow_rates_skipped_steps_and_resets_in_half_precision_too():
     vectors = sl.where.ndim(1)
     tx = sl.sgd(halving).partition({vectors: sl.sgd(0.1), sl.where.ndim(0): sl.SetToZero()})
     history, opt = check(tx.schedule_free(), {0: [0.0] * 6, 1: [0.1] * 6, 2: HALVED})
@@ -107,9 +107,6 @@ def test_averages_follow_the_rate_of_groups_skipped_steps_and_resets():
     x = opt.eval_params(MODEL)["dense"]["weight"]
     np.testing.assert_allclose(x, MODEL["dense"]["weight"], rtol=1e-6)
 
-
-@pytest.mark.slow
-def test_sums_of_weights_do_not_stall_in_half_precision():
     model = jnp.ones(3, jnp.bfloat16)
     opt = sl.Optimizer(sl.schedule_free_sgd(0.5), model)
     assert opt.state.z.dtype == jnp.float32

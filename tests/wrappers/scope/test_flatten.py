@@ -197,7 +197,7 @@ def clipped(number):
     return program, pstats.Stats(profile).total_calls
 
 
-def test_the_context_is_joined_and_each_parameter_described():
+def test_the_context_is_joined_and_other_shapes_and_resets_are_refused():
     params = {"w": jnp.array([[1.0, 2.0]]), "b": jnp.array(3.0)}
     grads = jax.tree.map(jnp.ones_like, params)
     known = {
@@ -224,8 +224,6 @@ def test_the_context_is_joined_and_each_parameter_described():
     for path, x in params.items():
         assert rows[path]["state_bytes"] == 2 * x.nbytes
 
-
-def test_parameters_of_another_shape_and_a_reset_of_some_are_refused():
     opt = sl.Optimizer(sl.adam(0.1).flatten(), {"w": jnp.ones((2, 3))})
     # Also of equal size.
     for shape in ((2, 2), (3, 2)):

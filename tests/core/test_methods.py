@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -20,6 +21,11 @@ METHODS["project"] = sl.wrappers.Project  # a `ScheduleFree` is projected inside
 # `.outer` with an `sl.sgd`.
 COMPARED = sorted(METHODS.keys() - {"partition", "lookahead"})
 
+
+def is_early(context, updates):
+    return context.step < 3
+
+
 VALUES = {
     "combination": sl.combine.MGDA(),
     "terms": ("first", "second"),
@@ -30,7 +36,7 @@ VALUES = {
     "b1": 0.7,
     "check": "both",
     "codec": sl.codecs.int8(),
-    "condition": lambda context, updates: context.step < 3,
+    "condition": is_early,
     "debias": False,
     "decay": 0.7,
     "decay_where": sl.where.path("w"),
@@ -105,7 +111,7 @@ def test_a_method_has_the_signature_of_its_class_and_describes_it(name):
 
 
 @pytest.mark.parametrize("name", COMPARED)
-def test_a_method_passes_every_argument_on(name):
+def test_a_method_passes_every_argument_on_and_prints_as_it_was_called(name):
     method, cls = getattr(sl.adam(0.1), name), METHODS[name]
     given = {argument: VALUES[argument] for argument in inspect.signature(method).parameters}
     made = method(**given)
@@ -114,3 +120,7 @@ def test_a_method_passes_every_argument_on(name):
     for argument in given:
         assert repr(getattr(made, argument)) != repr(default[argument]), argument
     assert eqx.tree_equal(made, cls(sl.adam(0.1), **given))
+    for printed in (repr(made), *(eqx.tree_pformat(made, width=width) for width in (30, 200))):
+        assert f".{name}(" in printed
+        assert eval(printed, {"sl": sl, "is_early": is_early}) == made
+    assert repr(jax.tree.map(jnp.asarray, made)) == repr(made)

@@ -106,7 +106,7 @@ def test_reset_parameters_step_as_fresh_ones_and_the_others_go_on(name):
     close(evaluated["w"], opt_on.eval_params(on)["w"])
 
 
-def test_a_step_after_a_reset_compiles_once():
+def test_a_reset_takes_a_whole_model_compiles_once_and_refuses_what_it_cannot_do():
     traces = []
 
     def counted(updates, params):
@@ -121,8 +121,6 @@ def test_a_step_after_a_reset_compiles_once():
     steps(opt.reset(model, where=sl.where.path("b")), model, 3)
     assert len(traces) == before + 1
 
-
-def test_reset_takes_a_whole_equinox_model_and_changes_no_optimizer():
     model = mlp(jax.random.key(0))
     grads = jax.tree.map(jnp.ones_like, params_of(model))
     model, opt = sl.Optimizer(sl.adam(0.1), model).step(model, grads)
@@ -133,8 +131,14 @@ def test_reset_takes_a_whole_equinox_model_and_changes_no_optimizer():
     assert float(jnp.abs(adam.mu.layers[1].weight).sum()) == 0
     np.testing.assert_array_equal(adam.age, [1, 1, 0, 0])
 
+    opt = sl.Optimizer(sl.adam(0.1), MODEL)
+    with pytest.raises(ValueError, match="matches no parameter"):
+        opt.reset(MODEL, where=sl.where.path("heads.**"))
+    with pytest.raises(ValueError, match="trainable parameters of this model differ"):
+        opt.reset({"w": MODEL["w"]})
 
-def test_counts_of_the_leaves_of_a_mask_start_anew_one_by_one():
+
+def test_unfrozen_layers_and_leaves_of_a_mask_have_ages_of_their_own():
     where = sl.where.path("b") | sl.where.path("s")
     tx = sl.ZeroNans().mask(where) | sl.adam(0.1).partition({sl.where.nothing(): sl.adam(1.0)})
     model, opt = steps(sl.Optimizer(tx, MODEL), MODEL, 1, {**GRADS, "b": jnp.full(3, jnp.nan)})
@@ -146,16 +150,6 @@ def test_counts_of_the_leaves_of_a_mask_start_anew_one_by_one():
     assert_same_bits(reset.state_of(empty).age, opt.state_of(empty).age)
     assert_same_bits(opt.rebind(model)[0].arrays, opt.arrays)
 
-
-def test_reset_refuses_what_it_cannot_do():
-    opt = sl.Optimizer(sl.adam(0.1), MODEL)
-    with pytest.raises(ValueError, match="matches no parameter"):
-        opt.reset(MODEL, where=sl.where.path("heads.**"))
-    with pytest.raises(ValueError, match="trainable parameters of this model differ"):
-        opt.reset({"w": MODEL["w"]})
-
-
-def test_unfrozen_layers_start_with_an_age_of_their_own():
     tx = sl.adam(0.1)
     head = sl.where.path("b")
     frozen = {"w": None, "b": GRADS["b"], "s": None}
@@ -273,7 +267,7 @@ def test_old_rows_go_on_beside_new_ones(tx):
     assert any(path.endswith("scale_by_adam.nu.table") for path in fresh.reshaped)
 
 
-def test_units_are_pruned_with_their_inputs_in_the_next_layer():
+def test_units_are_pruned_and_layers_added_grown_and_removed():
     net = {"in": jnp.ones((4, 2)), "out": jnp.ones((3, 4)), "bias": jnp.ones(4)}
     opt = sl.Optimizer(sl.adam(0.1), net)
     numbered = (x + jnp.arange(x.size, dtype=x.dtype).reshape(x.shape) for x in opt.arrays)
@@ -289,8 +283,6 @@ def test_units_are_pruned_with_their_inputs_in_the_next_layer():
     old, new = (o.state_of("scale_by_adam") for o in (opt, small))
     assert_same_bits((new.mu, new.nu), (pruned(old.mu), pruned(old.nu)))
 
-
-def test_layers_are_added_grown_and_removed():
     model, opt = steps(sl.Optimizer(sl.adam(0.1), MODEL), MODEL, 2)
     grown = {"w": model["w"], "b": jnp.ones(5), "s": model["s"], "z": jnp.ones(2)}
     more, report = opt.rebind(grown)
@@ -368,7 +360,7 @@ def test_a_schedule_without_its_clock_says_where_it_goes_on():
     opt.rebind(model, tx=sl.adam(0.1))
 
 
-def test_momentum_is_carried_unless_a_correction_of_its_bias_needs_its_age():
+def test_momentum_hyperparameters_and_trained_parameters_are_carried():
     model, opt = steps(sl.Optimizer(sl.adam(0.1), MODEL), MODEL, 3)
     lion, report = opt.rebind(model, tx=sl.lion(0.01))
     assert_same_bits(lion.state_of("scale_by_lion").mu, opt.state_of("scale_by_adam").mu)
@@ -378,11 +370,12 @@ def test_momentum_is_carried_unless_a_correction_of_its_bias_needs_its_age():
     assert report.carried == ()
     assert float(adam.state_of("scale_by_adam").mu["w"].sum()) == 0
 
-
-def test_rebinding_keeps_live_hyperparameters_unless_a_transform_is_given():
     opt = sl.Optimizer(sl.adam(0.1), MODEL).with_hyperparams(learning_rate=0.02)
     assert opt.rebind(MODEL)[0].hyperparams["learning_rate"] == jnp.float32(0.02)
     assert opt.rebind(MODEL, tx=sl.adam(0.3))[0].hyperparams["learning_rate"] == jnp.float32(0.3)
+    opt = sl.Optimizer(sl.sgd(0.1), {"head": jnp.ones(1), "body": jnp.ones(2)})
+    with pytest.raises(TypeError, match="A string is"):
+        opt.rebind({"head": jnp.ones(1), "body": jnp.ones(2)}, trainable="head")
 
 
 CHANGED = {
@@ -422,7 +415,7 @@ def plateau(rate):
     return sl.schedules.ReduceOnPlateau(rate, patience=1, rtol=0.0)
 
 
-def test_the_states_of_driven_schedules_are_carried_by_name():
+def test_driven_schedules_and_records_are_carried_by_name():
     model, grads = jnp.ones(2), jnp.ones(2)
     tx = sl.adam(0.1).drive({"learning_rate": plateau(0.1)})
     opt = sl.Optimizer(tx, model)
@@ -437,8 +430,6 @@ def test_the_states_of_driven_schedules_are_carried_by_name():
     assert float(opt.hyperparams["b1"]) == pytest.approx(0.9)
     assert any("learning_rate" in path for path in report.carried)
 
-
-def test_what_was_recorded_is_carried_by_name():
     model, grads = jnp.ones(2), jnp.ones(2)
     opt = sl.Optimizer(sl.adam(0.1).record(), model)
     model, opt = opt.step(model, grads)
@@ -448,13 +439,7 @@ def test_what_was_recorded_is_carried_by_name():
     assert {path: after[path] for path in before} == before
 
 
-def test_other_trained_parameters_are_not_mistaken_for_the_default():
-    opt = sl.Optimizer(sl.sgd(0.1), {"head": jnp.ones(1), "body": jnp.ones(2)})
-    with pytest.raises(TypeError, match="A string is"):
-        opt.rebind({"head": jnp.ones(1), "body": jnp.ones(2)}, trainable="head")
-
-
-def test_a_full_reset_starts_the_window_again():
+def test_a_full_reset_restarts_windows_and_statistics_and_keeps_counts():
     model, ones = {"a": jnp.zeros(()), "b": jnp.zeros(())}, {"a": jnp.ones(()), "b": jnp.ones(())}
     threes = jax.tree.map(lambda x: 3 * x, ones)
     model, opt = sl.Optimizer(sl.sgd(1.0).every_k(2), model).step(model, ones)
@@ -470,8 +455,6 @@ def test_a_full_reset_starts_the_window_again():
         assert bool(opt.has_updated) is due
     assert (float(model["a"]), float(model["b"])) == (-2.0, -2.0)
 
-
-def test_a_full_reset_restarts_statistics_and_keeps_counts_of_the_run():
     relobralo = sl.combine.ReLoBRaLo(key=1)
     tx = (
         (sl.ZClip() | sl.ClipByGlobalNorm(1.0, delayed=True) | sl.sgd(0.1))
@@ -487,7 +470,7 @@ def test_a_full_reset_restarts_statistics_and_keeps_counts_of_the_run():
     assert kept == {"total_skipped", "last_skipped", "z", "count", "key", "losses", "weights"}
 
 
-def test_dataclasses_replace_works_on_transforms_and_optimizers():
+def test_replaced_transforms_and_grown_matrices_start_together():
     for changes in ({"mean": False}, {"k": 3}):
         tx = dataclasses.replace(sl.sgd(1.0).every_k(2), **changes)
         assert tx == sl.sgd(1.0).every_k(**({"k": 2} | changes))
@@ -496,8 +479,6 @@ def test_dataclasses_replace_works_on_transforms_and_optimizers():
     opt = sl.Optimizer(tx, jnp.ones(2))
     assert_same_bits(dataclasses.replace(opt).state, opt.state)
 
-
-def test_factors_of_a_matrix_that_has_grown_start_together():
     tx = sl.ScaleByFactoredRms(min_dim_size_to_factor=1) | sl.Scale(-0.1)
     small, large = {"w": jnp.ones((3, 4))}, {"w": jnp.ones((3, 8))}
     _, opt = sl.Optimizer(tx, small).step(small, small)

@@ -12,7 +12,7 @@ def bowl(p):
     return jnp.sum((p - 3) ** 2) + 1
 
 
-def test_it_takes_the_steps_of_a_loop():
+def test_it_takes_the_steps_of_a_loop_and_reports_every_few():
     found = sl.minimize(bowl, sl.sgd(0.1), jnp.zeros(2), max_steps=5)
     p, opt, losses = jnp.zeros(2), sl.Optimizer(sl.sgd(0.1), jnp.zeros(2)), []
     step = sl.train_step(bowl)
@@ -23,6 +23,11 @@ def test_it_takes_the_steps_of_a_loop():
     np.testing.assert_allclose(found.losses, losses, rtol=1e-6)
     assert (int(found.steps), found.reason, bool(found.converged)) == (5, "max_steps", False)
     assert int(found.opt.count) == 5
+
+    seen = []
+    reports = {"callback": lambda step, loss: seen.append(step), "every": 3, "progress": False}
+    sl.minimize(bowl, sl.sgd(0.1), jnp.zeros(2), max_steps=7, **reports)
+    assert sorted(seen) == [0, 3, 6]
 
 
 REASONS = {
@@ -106,7 +111,7 @@ def test_evaluations_are_counted_and_none_is_made_twice():
 
 
 @pytest.mark.slow
-def test_residuals_are_passed_and_it_can_be_continued():
+def test_residuals_are_passed_and_restarts_stop_at_their_own_steps():
     loss_fn = sl.LeastSquares(lambda p, x, y: jnp.exp(p["a"] * x) - y)
     x = jnp.linspace(0, 1, 8)
     start = {"a": jnp.array(0.0)}
@@ -116,9 +121,6 @@ def test_residuals_are_passed_and_it_can_be_continued():
     assert int(rest.opt.count) == int(first.steps + rest.steps)
     np.testing.assert_allclose(rest.model["a"], 2, rtol=1e-4)
 
-
-@pytest.mark.slow
-def test_restarts_under_vmap_stop_at_their_own_steps():
     def run(start):
         return sl.minimize(bowl, sl.sgd(0.1), start, max_steps=100, gtol=1e-2)
 
@@ -129,13 +131,6 @@ def test_restarts_under_vmap_stop_at_their_own_steps():
     assert len(set(together.steps.tolist())) == 3
     for i, one in enumerate(alone):
         np.testing.assert_allclose(together.model[i], one.model, rtol=1e-6)
-
-
-def test_reports_come_every_few_steps():
-    seen = []
-    reports = {"callback": lambda step, loss: seen.append(step), "every": 3, "progress": False}
-    sl.minimize(bowl, sl.sgd(0.1), jnp.zeros(2), max_steps=7, **reports)
-    assert sorted(seen) == [0, 3, 6]
 
 
 def test_steps_that_change_nothing_do_not_meet_the_tolerance():

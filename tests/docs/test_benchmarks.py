@@ -73,7 +73,7 @@ def test_the_command_writes_what_was_measured_and_a_page(written, tmp_path):
     assert page.read_text() == text
 
 
-def test_what_makes_no_sense_is_refused(tmp_path):
+def test_what_makes_no_sense_is_refused_and_results_of_two_days_are_compared(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("nothing")
     with pytest.raises(ValueError, match="must have one line"):
@@ -81,35 +81,61 @@ def test_what_makes_no_sense_is_refused(tmp_path):
     with pytest.raises(SystemExit):
         main.arguments(["--repetitions", "6"])  # no whole windows
 
+    before = made_up(1.0)
+    assert changes(before, made_up(1.5, scratch=40)) == [
+        ("tree: AdamW", "1.50", "+50%"),
+        ("tree: AdamW", "0.10", "was 0"),
+        ("host: training step", "1.50", "+50%"),
+    ]
+    assert changes(before, made_up(1.04)) == []
+    found = {(row, change) for row, _, change in changes(made_up(1.0, row="Lion"), before)}
+    assert found == {("tree: Lion", "gone"), ("tree: AdamW", "new")}
+    with pytest.raises(ValueError, match="has schema 0, this one has 1"):
+        report.compare(before | {"schema": 0}, before)
+
 
 @pytest.mark.slow
-def test_donation_is_measured_for_each_choice():
+def test_donation_hosts_and_files_are_measured(tmp_path):
     rows = donation.measure({"w": jnp.ones((8, 8))}, 8, 4)
     assert [row["donate"] for row in rows] == ["all", "opt", "False"] * 3
     spent = [row["bytes_per_parameter"] for row in rows]
     assert spent[0] < spent[1] < spent[2]
     assert donation.markdown(rows).count("\n| AdamW") == 9
 
+    from benchmarks.host import compare_host
+
+    with lenient():
+        entries = compare_host(calls=2, leaves=4)
+    first = {entry["row"]: next(iter(entry["contenders"])) for entry in entries}
+    assert first == {
+        "training step": "sl.train_step",
+        "step on its own": "opt.step",
+        "reading a number": "opt.hyperparams",
+        "reading a scheduled number": "opt.hyperparams",
+        "binding": "sl.Optimizer",
+    }
+    for entry in entries:
+        assert set(entry["ratios"]) == set(entry["contenders"]) - {first[entry["row"]]}
+    report.host_table({"host": entries})
+
+    found = checkpoint.run(1e-5, tmp_path)
+    assert [*found] == ["write, fsync", "save", "save, call only", "load", "load, Equinox"]
+    assert all(len(seconds) == 8 for seconds in found.values())
+
 
 @pytest.mark.slow
-def test_the_memory_of_gradients_is_measured(monkeypatch, written):
+def test_memory_of_gradients_and_layers_and_the_time_to_compile_are_measured(monkeypatch, written):
     name = "sl.ClipByGlobalNorm(1.0) | sl.adamw(1e-3)"
     monkeypatch.setattr(gradient_memory, "CASES", {name: gradient_memory.CASES[name]})
     rows, text = written(gradient_memory, "--layers", 4, "--width", 64)
     assert rows[0][1] > 0.9
     assert r"| `sl.ClipByGlobalNorm(1.0) \| sl.adamw(1e-3)` |" in text
 
-
-@pytest.mark.slow
-def test_the_time_to_compile_many_leaves_is_measured(monkeypatch, written):
     monkeypatch.setattr(many_leaves, "CASES", [(title, 4) for title in many_leaves.TITLES])
     rows, text = written(many_leaves)
     assert all(seconds > 0 for _, _, seconds in rows)
     assert r"| `(sl.ClipByGlobalNorm(1.0) \| sl.adamw(1e-3)).flatten()` | 4 |" in text
 
-
-@pytest.mark.slow
-def test_stacked_layers_that_are_stepped_by_hand_need_less_memory(monkeypatch, written):
     monkeypatch.setattr(stacked_layers, "CASES", [stacked_layers.Case(12, 64, 4)])
     rows, text = written(stacked_layers, "--repetitions", 1)
     (row,) = rows.values()
@@ -151,15 +177,12 @@ def test_errors_of_curvature_are_measured_and_compared_with_rivals(monkeypatch, 
 
 
 @pytest.mark.exhaustive
-def test_several_losses_are_measured(written):
+def test_several_losses_loops_and_scans_are_compared(written, monkeypatch):
     tiny = ["--layers=3", "--width=16", "--repetitions=1", "--steps=3", "--seeds=1"]
     (cost, error), text = written(several_losses, *tiny)
     assert len(cost) == len(error) == 4
     assert "| weights of the terms | relative error, of each seed |" in text
 
-
-@pytest.mark.exhaustive
-def test_loops_and_scans_are_compared(monkeypatch, written):
     mlp = [task for task in loops.tasks(10) if task.title == "MLP"]
     monkeypatch.setattr(loops, "tasks", lambda steps: mlp)
     rows, text = written(loops, "--repetitions", 1, "--no-torch")
@@ -221,25 +244,6 @@ def test_the_benchmark_of_a_gpu_runs_dry(tmp_path, written):
 
 
 @pytest.mark.slow
-def test_the_host_rows_run_and_slalom_comes_first():
-    from benchmarks.host import compare_host
-
-    with lenient():
-        entries = compare_host(calls=2, leaves=4)
-    first = {entry["row"]: next(iter(entry["contenders"])) for entry in entries}
-    assert first == {
-        "training step": "sl.train_step",
-        "step on its own": "opt.step",
-        "reading a number": "opt.hyperparams",
-        "reading a scheduled number": "opt.hyperparams",
-        "binding": "sl.Optimizer",
-    }
-    for entry in entries:
-        assert set(entry["ratios"]) == set(entry["contenders"]) - {first[entry["row"]]}
-    report.host_table({"host": entries})
-
-
-@pytest.mark.slow
 def test_muon_is_compared_with_its_peers_and_with_plain_products():
     others = tuple(f"block{i}." for i in range(1, 12))
     params = {k: p for k, p in matrices.leaves(48).items() if not k.startswith(others)}
@@ -254,13 +258,6 @@ def test_muon_is_compared_with_its_peers_and_with_plain_products():
     # them are stacked.
     assert found["products"] == 15 + 18 + 18
     assert matrices.lines(found, params)[0] == "16 leaves, 4 matrices, 51 products"
-
-
-@pytest.mark.slow
-def test_saving_and_loading_are_timed(tmp_path):
-    found = checkpoint.run(1e-5, tmp_path)
-    assert [*found] == ["write, fsync", "save", "save, call only", "load", "load, Equinox"]
-    assert all(len(seconds) == 8 for seconds in found.values())
 
 
 HLO = """
@@ -315,21 +312,18 @@ def changes(before, after):
     return [(row[0], *row[-2:]) for row in zip(*columns, strict=True)]
 
 
-def test_results_of_two_days_are_compared():
-    before = made_up(1.0)
-    assert changes(before, made_up(1.5, scratch=40)) == [
-        ("tree: AdamW", "1.50", "+50%"),
-        ("tree: AdamW", "0.10", "was 0"),
-        ("host: training step", "1.50", "+50%"),
-    ]
-    assert changes(before, made_up(1.04)) == []
-    found = {(row, change) for row, _, change in changes(made_up(1.0, row="Lion"), before)}
-    assert found == {("tree: Lion", "gone"), ("tree: AdamW", "new")}
-    with pytest.raises(ValueError, match="has schema 0, this one has 1"):
-        report.compare(before | {"schema": 0}, before)
+def test_bits_are_compared_row_by_row_and_those_of_matrices_may_differ(tmp_path, capsys):
+    args = ["--rows", "SetToZero"]
+    before = tmp_path / "before.npz"
+    assert same_bits.main([*args, "--write", str(before)]) == 0
+    assert same_bits.main([*args, "--against", str(before)]) == 0
+    assert "0 rows differ, 0 are missing" in capsys.readouterr().out
 
+    changed = {name: x + 1 for name, x in np.load(before).items()}
+    np.savez(before, **changed)
+    assert same_bits.main([*args, "--against", str(before)]) == 1
+    assert "1 rows differ" in capsys.readouterr().out
 
-def test_bits_of_matrices_may_differ_a_little_and_shapes_have_their_leaves():
     shapes = (FULL | QUICK | TINY).items()
     leaves = {key: jax.tree.leaves(jax.eval_shape(shape.make)) for key, shape in shapes}
     models = dict.fromkeys(("gpt2", "bf16", "gpt2/8"), 148)
@@ -344,16 +338,3 @@ def test_bits_of_matrices_may_differ_a_little_and_shapes_have_their_leaves():
     assert same_bits.difference(arrays, near, 1e-5) is None
     assert same_bits.difference(arrays, near, 0.0) == "x: 1.0e-06 apart"
     assert same_bits.difference(arrays, {}, 0.0) == "other arrays: ['x']"
-
-
-def test_bits_are_compared_row_by_row(tmp_path, capsys):
-    args = ["--rows", "SetToZero"]
-    before = tmp_path / "before.npz"
-    assert same_bits.main([*args, "--write", str(before)]) == 0
-    assert same_bits.main([*args, "--against", str(before)]) == 0
-    assert "0 rows differ, 0 are missing" in capsys.readouterr().out
-
-    changed = {name: x + 1 for name, x in np.load(before).items()}
-    np.savez(before, **changed)
-    assert same_bits.main([*args, "--against", str(before)]) == 1
-    assert "1 rows differ" in capsys.readouterr().out

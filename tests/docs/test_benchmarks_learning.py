@@ -51,7 +51,7 @@ def test_each_learning_rate_and_seed_is_a_run():
     assert chosen.share_to(0.0) == float("inf")
 
 
-def test_the_best_rate_is_that_which_does_not_diverge_or_the_lowest_of_a_parabola():
+def test_stored_runs_are_whole_and_the_best_is_the_lowest_of_a_parabola():
     nan = float("nan")
     runs = [
         Run("sgd", rate, seed, 1.0, (1.0, last))
@@ -70,6 +70,24 @@ def test_the_best_rate_is_that_which_does_not_diverge_or_the_lowest_of_a_parabol
     # At the edge there is nothing to fit.
     assert widths.optimum({rate: -rate for rate in losses}) == 2.0**-1
     assert widths.moved([0.1, 0.4, 0.2]) == pytest.approx(4)
+
+    for path in data.FOLDER.glob("*.csv"):
+        runs = data.read(path)
+        assert path.stem in TASKS
+        assert {run.optimizer for run in runs} <= set(RECIPES)
+        keys = [(run.optimizer, run.rate, run.seed) for run in runs]
+        assert len(set(keys)) == len(keys)
+        for name in {run.optimizer for run in runs}:
+            mine = [run for run in runs if run.optimizer == name]
+            assert len({run.rate for run in mine}) == FULL.rates
+            assert len(mine) == FULL.rates * len({run.seed for run in runs})
+            assert {len(run.scores) for run in mine} == {FULL.evaluations}
+
+    h, t, x = 1e-3, np.linspace(0.1, 0.9, 9), np.linspace(-0.9, 0.9, 9)
+    u_t = (exact(t + h, x) - exact(t - h, x)) / (2 * h)
+    u_x = (exact(t, x + h) - exact(t, x - h)) / (2 * h)
+    u_xx = (exact(t, x + h) - 2 * exact(t, x) + exact(t, x - h)) / h**2
+    np.testing.assert_allclose(u_t + exact(t, x) * u_x, 0.03 / np.pi * u_xx, atol=1e-3)
 
 
 def runs_of(name, *finals, rate=0.1):
@@ -107,7 +125,7 @@ def test_the_text_says_what_the_runs_say():
     assert figures.interval(0, 6) == pytest.approx((0, 1.96**2 / (6 + 1.96**2)))
 
 
-def test_runs_survive_the_file_and_only_whole_ones_are_kept(tmp_path):
+def test_runs_survive_the_file_and_quick_ones_are_not_mixed_in(tmp_path, capsys):
     path = tmp_path / "new" / "slope.csv"
     first = [Run("sgd, slow", 0.31622776, 2, 0.123456, (1.0, 0.123456, float("nan")))]
     second = runs_of("lion", 1.0)
@@ -124,25 +142,9 @@ def test_runs_survive_the_file_and_only_whole_ones_are_kept(tmp_path):
     with pytest.raises(ValueError, match="must have the columns optimizer, rate, seed"):
         data.read(path)
 
-
-def test_stored_runs_are_whole_and_the_solution_of_burgers_equation_solves_it():
-    for path in data.FOLDER.glob("*.csv"):
-        runs = data.read(path)
-        assert path.stem in TASKS
-        assert {run.optimizer for run in runs} <= set(RECIPES)
-        keys = [(run.optimizer, run.rate, run.seed) for run in runs]
-        assert len(set(keys)) == len(keys)
-        for name in {run.optimizer for run in runs}:
-            mine = [run for run in runs if run.optimizer == name]
-            assert len({run.rate for run in mine}) == FULL.rates
-            assert len(mine) == FULL.rates * len({run.seed for run in runs})
-            assert {len(run.scores) for run in mine} == {FULL.evaluations}
-
-    h, t, x = 1e-3, np.linspace(0.1, 0.9, 9), np.linspace(-0.9, 0.9, 9)
-    u_t = (exact(t + h, x) - exact(t - h, x)) / (2 * h)
-    u_x = (exact(t, x + h) - exact(t, x - h)) / (2 * h)
-    u_xx = (exact(t, x + h) - 2 * exact(t, x) + exact(t, x - h)) / h**2
-    np.testing.assert_allclose(u_t + exact(t, x) * u_x, 0.03 / np.pi * u_xx, atol=1e-3)
+    with pytest.raises(SystemExit):
+        learning.arguments(["--quick"])
+    assert "--quick needs a folder of its own" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -163,12 +165,6 @@ def test_learning_goes_on_where_the_data_end_and_writes_its_page(tmp_path, writt
     for picture in ("page.png", "page-curves.png"):
         assert f"]({picture})" in text
         assert (tmp_path / picture).read_bytes().startswith(PNG)
-
-
-def test_quick_runs_are_not_mixed_with_the_stored_ones(capsys):
-    with pytest.raises(SystemExit):
-        learning.arguments(["--quick"])
-    assert "--quick needs a folder of its own" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", sampled(PRESENT))

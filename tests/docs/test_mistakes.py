@@ -28,7 +28,7 @@ def compiled_in_a_loop(make_step, times=3):
     return [str(w.message) for w in caught]
 
 
-def test_a_training_step_of_a_lambda_in_a_loop():
+def test_lambdas_in_a_loop_are_mistakes_and_programs_used_again_are_not():
     def make_step():
         sl.train_step(lambda model: total(model))(model(), sl.Optimizer(sl.sgd(0.1), model()))
 
@@ -38,6 +38,19 @@ def test_a_training_step_of_a_lambda_in_a_loop():
         "program ran once: the function `<lambda>` is a new one each time. Create it once, before "
         "the loop, with what it is part of: `step = sl.train_step(loss_fn)`."
     ]
+
+    def make_and_use():
+        step = sl.train_step(lambda model: 2 * total(model))
+        trained, opt = model(), sl.Optimizer(sl.sgd(0.1), model())
+        for _ in range(2):
+            trained, opt, _ = step(trained, opt)
+
+    def make_with_a_known_function():
+        sl.train_step(total)(model(), sl.Optimizer(sl.adam(0.1), model()))
+        sl.Optimizer(sl.adam(0.1), model()).step(model(), model())
+
+    assert compiled_in_a_loop(make_and_use) == []
+    assert compiled_in_a_loop(make_with_a_known_function) == []
 
 
 @pytest.mark.parametrize("name", ["sl.train_step", "opt.step"])
@@ -88,28 +101,13 @@ def test_a_loop_that_keeps_one_result_of_a_step(kept):
     ] * (what is not None)
 
 
-def test_programs_that_are_used_again_are_no_mistake():
-    def make_and_use():
-        step = sl.train_step(lambda model: 2 * total(model))
-        trained, opt = model(), sl.Optimizer(sl.sgd(0.1), model())
-        for _ in range(2):
-            trained, opt, _ = step(trained, opt)
-
-    def make_with_a_known_function():
-        sl.train_step(total)(model(), sl.Optimizer(sl.adam(0.1), model()))
-        sl.Optimizer(sl.adam(0.1), model()).step(model(), model())
-
-    assert compiled_in_a_loop(make_and_use) == []
-    assert compiled_in_a_loop(make_with_a_known_function) == []
-
-
 def bind(*transforms, params):
     """Binds transforms to shapes, which is enough for their warnings."""
     for tx in transforms:
         jax.eval_shape(lambda tx=tx: sl.Optimizer(tx, params))
 
 
-def test_a_clip_after_the_learning_rate():
+def test_clips_after_the_learning_rate_and_calls_of_transforms():
     clips = (sl.Clip, sl.ClipByGlobalNorm, sl.ClipByBlockRms, sl.AdaptiveGradClip, sl.UnitwiseClip)
     for clip in (rule(1.0) for rule in clips):
         with pytest.warns(UserWarning, match="clips the step") as caught:
@@ -117,6 +115,17 @@ def test_a_clip_after_the_learning_rate():
         assert f"put it first: `{clip!r} | ...`." in str(caught[0].message)
         first = sl.ScaleByAdam() | clip | sl.ScaleByLearningRate(0.1)
         bind(clip | sl.adam(0.1), first, params=model())
+
+    tx = sl.adam(0.1)
+    assert not is_function(tx)
+    assert not is_function(sl.Optimizer(tx, model()))
+    assert is_function(sl.schedules.constant(1.0))
+    assert is_function(eqx.nn.Identity())
+    with pytest.raises(TypeError, match="condition"):
+        tx.when(sl.Clip(1.0))  # pyright: ignore[reportArgumentType]
+    # An attribute that is missing is missing, whatever the message suggests.
+    assert not hasattr(tx, "every")
+    assert getattr(tx, "accumulate", None) is None
 
 
 LINKS = [sl.ScaleByAdam(), sl.Scale(0.5), sl.SubtractDecayedWeights(0.1)]
@@ -146,19 +155,6 @@ def test_a_link_that_undoes_a_constraint(constraint):
             link | sl.KeepInitialNorm() | sl.KeepParamsNonnegative(),
             params=params,
         )
-
-
-def test_transforms_and_optimizers_are_no_functions():
-    tx = sl.adam(0.1)
-    assert not is_function(tx)
-    assert not is_function(sl.Optimizer(tx, model()))
-    assert is_function(sl.schedules.constant(1.0))
-    assert is_function(eqx.nn.Identity())
-    with pytest.raises(TypeError, match="condition"):
-        tx.when(sl.Clip(1.0))  # pyright: ignore[reportArgumentType]
-    # An attribute that is missing is missing, whatever the message suggests.
-    assert not hasattr(tx, "every")
-    assert getattr(tx, "accumulate", None) is None
 
 
 def test_the_check_for_finite_numbers_works_under_jit_and_vmap():

@@ -97,26 +97,6 @@ def test_thirty_steps_are_those_of_optax(name, x64):
     assert_close(run(ours, 30, start)[0], run_optax(theirs, 30, start), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.slow
-def test_prodigy_is_that_of_its_authors(x64):
-    torch = pytest.importorskip("torch", reason="compares with PyTorch")
-    prodigyopt = pytest.importorskip("prodigyopt", reason="compares with the authors' code")
-    start = np.linspace(-1.0, 1.0, 6)
-    theirs = torch.nn.Parameter(torch.tensor(start))
-    options = {"lr": 0.7, "betas": (0.9, 0.99), "weight_decay": 0.1}
-    optimizer = prodigyopt.Prodigy([theirs], **options, d0=1e-3, d_coef=2.0)
-    estimate = {"estim_lr0": 1e-3, "estim_lr_coef": 2.0}
-    tx = sl.prodigy(0.7, b2=0.99, weight_decay=0.1, **estimate, bias_correction=False)
-    ours, opt = jnp.asarray(start), sl.Optimizer(tx, jnp.asarray(start))
-    step = jax.jit(lambda p, opt: opt.step(p, jnp.cos(p) + p))
-    for _ in range(30):
-        theirs.grad = torch.cos(theirs.detach()) + theirs.detach()
-        optimizer.step()
-        ours, opt = step(ours, opt)
-    np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=1e-12)
-    assert float(opt.metrics["estim_lr"]) > 1e-2
-
-
 def by_hand(tx, grads, params):
     """The parameters and states after each step on given gradients."""
     opt = sl.Optimizer(tx, params)
@@ -300,7 +280,7 @@ def test_scratch_is_at_most_that_of_optax(name):
 
 
 @pytest.mark.slow
-def test_mechanic_takes_the_steps_of_optax(x64):
+def test_prodigy_and_mechanic_are_those_of_their_authors(x64):
     model = nested_dict(jax.random.key(0), jnp.float64)
     grads = gradients(model, 8)
     options = {"s_init": 1e-2, "num_betas": 3}
@@ -309,6 +289,23 @@ def test_mechanic_takes_the_steps_of_optax(x64):
     theirs, state = optax_trajectory(mechanic, model, grads)
     assert_same_path(ours, theirs, model, 1e-8)
     assert jnp.allclose(opt.state.scales, state.s, rtol=1e-8)
+
+    torch = pytest.importorskip("torch", reason="compares with PyTorch")
+    prodigyopt = pytest.importorskip("prodigyopt", reason="compares with the authors' code")
+    start = np.linspace(-1.0, 1.0, 6)
+    theirs = torch.nn.Parameter(torch.tensor(start))
+    options = {"lr": 0.7, "betas": (0.9, 0.99), "weight_decay": 0.1}
+    optimizer = prodigyopt.Prodigy([theirs], **options, d0=1e-3, d_coef=2.0)
+    estimate = {"estim_lr0": 1e-3, "estim_lr_coef": 2.0}
+    tx = sl.prodigy(0.7, b2=0.99, weight_decay=0.1, **estimate, bias_correction=False)
+    ours, opt = jnp.asarray(start), sl.Optimizer(tx, jnp.asarray(start))
+    step = jax.jit(lambda p, opt: opt.step(p, jnp.cos(p) + p))
+    for _ in range(30):
+        theirs.grad = torch.cos(theirs.detach()) + theirs.detach()
+        optimizer.step()
+        ours, opt = step(ours, opt)
+    np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=1e-12)
+    assert float(opt.metrics["estim_lr"]) > 1e-2
 
 
 @pytest.mark.slow

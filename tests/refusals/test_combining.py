@@ -18,7 +18,7 @@ def losses(model, x):
     return {"first": jnp.sum(model["w"]) * jnp.mean(x), "second": jnp.sum(model["b"] ** 2)}
 
 
-def test_losses_to_combine():
+def test_losses_to_combine_and_combinations():
     with refused(
         TypeError, "Combine ('combine') needs 'terms'", "a dict of terms … `sl.train_step(loss_fn)`"
     ):
@@ -42,8 +42,6 @@ def test_losses_to_combine():
     with refused(TypeError, "'first' is a str", "scalars"):
         trained(lambda model, x: {"first": "low"}, sl.sgd(0.1))
 
-
-def test_combinations():
     with refused(ValueError, "Two parts … `.combine(...)`", "once, on the whole optimizer"):
         bound(COMBINED.combine(sl.combine.MGDA(), NAMES))
     with refused(

@@ -105,7 +105,7 @@ def test_residuals_of_a_step():
         step(params(), bound(sl.gauss_newton()), x)
 
 
-def test_places_of_rules_of_curvature():
+def test_places_and_arguments_of_rules_of_curvature():
     with refused(
         ValueError,
         "ScaleByGaussNewton … the links before it",
@@ -128,6 +128,25 @@ def test_places_of_rules_of_curvature():
         ValueError, 'ScaleByLevenbergMarquardt(scaling="columns")', 'Remove `form="residuals"`'
     ):
         sl.levenberg_marquardt(scaling="columns", form="residuals")
+
+    loss_fn = sl.VariationalEnergy(lambda p, s: jnp.sum(p["b"]) * s)
+    with refused(
+        TypeError,
+        "ScaleByLevenbergMarquardt … losses at different parameters",
+        "`sl.natural_gradient`",
+    ):
+        sl.train_step(loss_fn)(params(), bound(sl.levenberg_marquardt()), x, x)
+    with refused(
+        TypeError,
+        "'value_fn' … VariationalEnergy does not know",
+        "a rule without a line search, such as `sl.natural_gradient`",
+    ):
+        sl.train_step(loss_fn)(params(), bound(sl.gauss_newton()), x, x)
+    with refused(
+        ValueError, "LeastSquares … which arguments hold the batch", "Remove `batch_args`"
+    ):
+        step = sl.train_step(sl.LeastSquares(residual), microbatches=3, batch_args=0)
+        step(params(), bound(), x)
 
 
 def test_arguments_of_rules_of_curvature():
@@ -157,27 +176,6 @@ def test_arguments_of_rules_of_curvature():
         tx = sl.ScaleByGaussNewton(form="parameters")
         context = sl.Context(step=0, residuals=sl.LeastSquares(lambda p, x: jnp.sum(p) * x).on(x))
         jax.eval_shape(lambda p: tx.update(p, tx.init(p), p, context), p)
-
-
-def test_energies():
-    loss_fn = sl.VariationalEnergy(lambda p, s: jnp.sum(p["b"]) * s)
-    with refused(
-        TypeError,
-        "ScaleByLevenbergMarquardt … losses at different parameters",
-        "`sl.natural_gradient`",
-    ):
-        sl.train_step(loss_fn)(params(), bound(sl.levenberg_marquardt()), x, x)
-    with refused(
-        TypeError,
-        "'value_fn' … VariationalEnergy does not know",
-        "a rule without a line search, such as `sl.natural_gradient`",
-    ):
-        sl.train_step(loss_fn)(params(), bound(sl.gauss_newton()), x, x)
-    with refused(
-        ValueError, "LeastSquares … which arguments hold the batch", "Remove `batch_args`"
-    ):
-        step = sl.train_step(sl.LeastSquares(residual), microbatches=3, batch_args=0)
-        step(params(), bound(), x)
 
 
 def test_minimize_and_broyden():

@@ -19,9 +19,37 @@ ADAM_KNOWS = (
 )
 
 
-def test_one_number_for_all_parameters():
+def test_types_and_ranges_of_numbers():
     with refused(TypeError, "got {'w': 0.001} of type dict", f"{REAL} … use `.partition`."):
         sl.adam({"w": 1e-3})
+
+    values = {
+        "True of type bool": True,
+        "'0.1' of type str": "0.1",
+        "None of type NoneType": None,
+        "an array of dtype complex64": jnp.array(1j, jnp.complex64),
+        "sl.ScaleByLearningRate(0.1) of type ScaleByLearningRate": sl.sgd(0.1),
+    }
+    for got, value in values.items():
+        with refused(TypeError, f"ScaleByLearningRate.learning_rate … got {got}", REAL):
+            sl.sgd(value)
+
+    for b2 in (1.0, -0.1):
+        with refused(ValueError, f"ScaleByAdam.b2 … got {b2}", "in [0, 1)"):
+            sl.adam(0.1, b2=b2)
+    with refused(ValueError, "ScaleByAdam.eps … got nan", "in [0, inf)"):
+        sl.adam(0.1, eps=float("nan"))
+    with refused(ValueError, "ScaleByLearningRate.learning_rate … got nan", "in (-inf, inf)"):
+        sl.sgd(float("nan"))
+    for norm in (-1, jnp.array(-1.0)):
+        with refused(ValueError, "ClipByGlobalNorm.max_norm … got -1.0", "in [0, inf]"):
+            sl.ClipByGlobalNorm(norm)
+    with refused(
+        ValueError,
+        "ScaleByLearningRate.learning_rate … got an array of shape (2,)",
+        "`.partition` … `eqx.filter_vmap`",
+    ):
+        sl.sgd(jnp.ones(2))
 
 
 def test_names_dtypes_and_counts():
@@ -48,38 +76,6 @@ def test_names_dtypes_and_counts():
     for got, k in {"2.5 of type float": 2.5, "True of type bool": True}.items():
         with refused(TypeError, f"EveryK.k … got {got}", "an int or a schedule"):
             sl.adam(0.1).every_k(k)
-
-
-def test_ranges():
-    for b2 in (1.0, -0.1):
-        with refused(ValueError, f"ScaleByAdam.b2 … got {b2}", "in [0, 1)"):
-            sl.adam(0.1, b2=b2)
-    with refused(ValueError, "ScaleByAdam.eps … got nan", "in [0, inf)"):
-        sl.adam(0.1, eps=float("nan"))
-    with refused(ValueError, "ScaleByLearningRate.learning_rate … got nan", "in (-inf, inf)"):
-        sl.sgd(float("nan"))
-    for norm in (-1, jnp.array(-1.0)):
-        with refused(ValueError, "ClipByGlobalNorm.max_norm … got -1.0", "in [0, inf]"):
-            sl.ClipByGlobalNorm(norm)
-    with refused(
-        ValueError,
-        "ScaleByLearningRate.learning_rate … got an array of shape (2,)",
-        "`.partition` … `eqx.filter_vmap`",
-    ):
-        sl.sgd(jnp.ones(2))
-
-
-def test_types_of_numbers():
-    values = {
-        "True of type bool": True,
-        "'0.1' of type str": "0.1",
-        "None of type NoneType": None,
-        "an array of dtype complex64": jnp.array(1j, jnp.complex64),
-        "sl.ScaleByLearningRate(0.1) of type ScaleByLearningRate": sl.sgd(0.1),
-    }
-    for got, value in values.items():
-        with refused(TypeError, f"ScaleByLearningRate.learning_rate … got {got}", REAL):
-            sl.sgd(value)
 
 
 class Pairs(sl.schedules.AbstractSchedule):

@@ -91,7 +91,7 @@ def test_structures():
         bound().step(params(), jnp.ones((4, 2)))
 
 
-def test_leaves():
+def test_other_trees_and_leaves():
     for shape in ((5,), ()):  # the second would broadcast
         with refused(ValueError, f"The gradient at 'b' has shape {shape} … (2,)", AVERAGE):
             bound().step(params(), params() | {"b": jnp.ones(shape)})
@@ -111,8 +111,6 @@ def test_leaves():
     with refused(TypeError, "The gradient at 'b' has dtype complex64 … float32", "the real part"):
         bound().step(params(), params() | {"b": jnp.ones(2, jnp.complex64)})
 
-
-def test_other_trees():
     with refused(ValueError, "`grad` … 'w' is in the model but not in `grad`", DIFFERENTIATE):
         bound().step(params(), params(), grad={"b": jnp.ones(2)})
     with refused(

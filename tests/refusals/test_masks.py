@@ -14,7 +14,7 @@ ONE_CALL = "`sl.where.leaf(lambda path, leaf: ...)`"
 PYTHON_VALUE = "a Python value … `sl.where.ndim(min=2)`"
 
 
-def test_gradients_of_python_numbers():
+def test_selectors_that_mean_nothing_and_gradients_of_python_numbers():
     model = {"w": jnp.ones(2), "scale": 2.0}
     grads = jax.grad(lambda m: m["scale"] * jnp.sum(m["w"]))(model)
     message = "gradient at 'scale' … the Python number 2.0", "`jnp.asarray(2.0)`"
@@ -24,8 +24,6 @@ def test_gradients_of_python_numbers():
         tx = sl.interop.to_optax(sl.sgd(0.1))
         tx.update(grads, tx.init(model), model)
 
-
-def test_selectors_that_mean_nothing():
     with refused(ValueError, "'a.***', and `***` has no meaning", "`**` any number"):
         sl.where.path("a.***")
     with refused(ValueError, "sl.where.ndim has min=3 and max=1", "nothing matches"):

@@ -181,7 +181,7 @@ def test_calls_of_functions():
         sl.sgd(0.1, nesterov=True)
 
 
-def test_keywords_of_other_libraries():
+def test_keywords_operators_and_links():
     with refused(TypeError, "adam() … 'clipnorm'", "sl.ClipByGlobalNorm(1.0) | tx"):
         sl.adam(0.1, clipnorm=1.0)
     with refused(
@@ -191,11 +191,6 @@ def test_keywords_of_other_libraries():
     ):
         sl.sgd(0.1, weight_decay=0.1)
 
-
-CLIPPED = (sl.Clip(1.0), sl.sgd(0.1))
-
-
-def test_links():
     with refused(TypeError, "got (sl.Clip(1.0), sl.ScaleByLearningRate(0.1))", JOIN):
         bound(CLIPPED)
     with refused(
@@ -213,12 +208,13 @@ def test_links():
     ):
         sl.chain(sl.Clip(1.0), bound())
 
-
-def test_operators():
     with refused(TypeError, "Transforms are not added", "`|`: `sl.Clip(1.0) | tx`"):
         sl.Clip(1.0) + sl.adam(0.1)
     with refused(TypeError, "Transforms are not multiplied", "`tx | sl.Scale(0.5)`"):
         0.5 * sl.adam(0.1)
+
+
+CLIPPED = (sl.Clip(1.0), sl.sgd(0.1))
 
 
 def test_attributes():

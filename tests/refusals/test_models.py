@@ -17,7 +17,7 @@ ARRAYS = "floating or complex arrays"
 Tensor = type("Tensor", (), {"__module__": "torch"})
 
 
-def test_models_that_cannot_be_bound():
+def test_models_that_cannot_be_bound_or_are_other_than_the_one_bound():
     with refused(ValueError, "nothing to train … leaves of type int", ARRAYS):
         sl.Optimizer(sl.adam(0.1), 3)
     with refused(ValueError, "nothing to train … leaves of type function", ARRAYS):
@@ -35,8 +35,6 @@ def test_models_that_cannot_be_bound():
     with refused(TypeError, "'w' is a NumPy array of dtype bfloat16", "`jnp.asarray(leaf)`"):
         sl.Optimizer(sl.adam(0.1), {"w": np.ones(2, jnp.bfloat16)})
 
-
-def test_models_other_than_the_one_bound():
     with refused(ValueError, "'w' is in the original model but not in this model", CREATE):
         bound().step({"b": jnp.ones(2)}, {"b": jnp.ones(2)})
     with refused(

@@ -24,7 +24,7 @@ OTHERS = [
 """Names of other libraries, or of what a user expects, and ours."""
 
 
-def test_names_of_other_libraries():
+def test_names_and_keywords_of_other_libraries():
     for module, name, ours in OTHERS:
         with refused(AttributeError, f"module '{module.__name__}' … '{name}'", ours):
             getattr(module, name)
@@ -35,8 +35,6 @@ def test_names_of_other_libraries():
     ):
         sl.amos  # noqa: B018
 
-
-def test_keywords():
     others = [
         (sl.adam, "lr", "learning_rate"),
         (sl.adam, "betas", "b1 and b2"),

@@ -109,7 +109,7 @@ def test_write_policies():
         tx.step(half, tx.init(half), half)
 
 
-def test_outer_optimizers():
+def test_schedule_free_and_outer_optimizers():
     with refused(ValueError, "`.outer` and `.lookahead` … 'schedule_free'", "Leave out one"):
         sl.sgd(0.1).schedule_free().lookahead(5, 0.5)
     with refused(ValueError, "'outer' inside `.schedule_free`", "Leave out one"):
@@ -117,8 +117,6 @@ def test_outer_optimizers():
     with refused(ValueError, "Outer.optimizer contains 'average'", "`tx.outer(...).average(...)`"):
         sl.sgd(0.1).outer(sl.sgd(0.7).average(), 5)
 
-
-def test_schedule_free():
     with refused(
         ValueError,
         "`.schedule_free` has `decay_where` without a `weight_decay`",

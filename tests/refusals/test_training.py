@@ -19,7 +19,7 @@ def train(loss_fn: Any, **options: Any) -> Any:
     return sl.train_step(loss_fn, **options)(params(), bound())
 
 
-def test_losses():
+def test_losses_functions_and_arguments():
     with refused(ValueError, "The loss … got an array of shape (2,)", "a scalar … `jnp.mean`"):
         train(lambda model: model["b"])
     with refused(
@@ -43,8 +43,6 @@ def test_losses():
     ):
         train(lambda model: (total(model), 1, 2), has_aux=True)
 
-
-def test_functions_and_arguments():
     with refused(TypeError, "train_step … got 3", "a loss function"):
         sl.train_step(3)
     with refused(
@@ -103,7 +101,7 @@ def test_options():
         sl.train_step(total, compute_dtype=jnp.int32)
 
 
-def test_the_best_model():
+def test_the_best_model_and_its_options():
     with refused(
         ValueError,
         "KeepBest.update … 'v' is in this model but not in the first one",
@@ -133,8 +131,6 @@ def test_the_best_model():
     with refused(TypeError, "KeepBest.update … got a dict", "a model and its loss, a real scalar"):
         sl.KeepBest(jnp.ones(())).update(jnp.ones(()), params())
 
-
-def test_options_of_the_best_model():
     with refused(TypeError, "KeepBest.patience … got 2.5", "an int or None"):
         sl.KeepBest(params(), 2.5)
     with refused(ValueError, "KeepBest.patience … got 0", "at least 1"):

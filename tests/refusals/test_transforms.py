@@ -100,7 +100,7 @@ def test_classes_of_users():
                 return updates, state
 
 
-def test_parts():
+def test_parts_and_declarations_of_rules():
     with refused(
         KeyError, "'clip' is not in this transform", "'scale_by_adam', 'scale_by_learning_rate'"
     ):
@@ -109,6 +109,23 @@ def test_parts():
         (sl.Scale(1.0) | sl.Scale(2.0))[sl.Scale]
     with refused(TypeError, "Scale has no positions", "a name or a class"):
         sl.Scale(1.0)[0]
+
+    with refused(ValueError, "Wide.over must be one of 'number', …", "… 'all', got 'numbers'"):
+
+        class Wide(sl.AbstractRule):
+            over = "numbers"
+
+    with refused(TypeError, "Bad.needs must be a tuple of names", "('params',)"):
+
+        class Bad(sl.AbstractRule):
+            needs = "params"
+
+    with refused(TypeError, "NeverDue … `begin`", "`self.due` … `state.age % 10 == 0`"):
+        refreshed(NeverDue())
+    with refused(TypeError, "Misnamed.refreshes names 'roots'", "`sl.fields.per_param()`"):
+        refreshed(Misnamed())
+    with refused(AttributeError, "no field 'factor' … are: 'factors'", "`self.factor = ...`"):
+        refreshed(Misspelt())
 
 
 def test_gradients_that_pass_raw():
@@ -200,7 +217,7 @@ def test_projections():
         sl.sgd(0.1).project(sl.projections.simplex()) | sl.Scale(2.0)
 
 
-def test_sets_of_projections():
+def test_sets_and_bounds_of_projections():
     with refused(ValueError, "box.lower … got 2.0 and 1.0", "at most box.upper"):
         sl.projections.box(2.0, 1.0)
     with refused(
@@ -220,8 +237,6 @@ def test_sets_of_projections():
     ):
         sl.projections.hyperplane({"w": jnp.ones(3)}, 1.0)({"w": jnp.ones(2)})
 
-
-def test_bounds():
     with refused(
         ValueError,
         "`.project(...)` cannot be around 'scale_by_lbfgs'",
@@ -240,7 +255,7 @@ def test_bounds():
         sl.lbfgs(bounds=1.0)
 
 
-def test_places_outside_of_a_scaled_loss():
+def test_places_outside_and_arguments_of_a_scaled_loss():
     tx = sl.adam(0.1).scale_loss()
     outside = {
         "Chain": lambda: sl.ClipByGlobalNorm(1.0) | tx,
@@ -256,8 +271,6 @@ def test_places_outside_of_a_scaled_loss():
         with refused(ValueError, f"{name} is outside `.scale_loss()`", "`tx.scale_loss()`"):
             bound(make())
 
-
-def test_arguments_of_a_scaled_loss():
     with refused(
         ValueError, "Two parts … `.scale_loss()`", "once, on the whole optimizer: `tx.scale_loss()`"
     ):
@@ -304,22 +317,3 @@ class Misspelt(NeverDue):
 def refreshed(tx):
     matrix = {"w": jnp.ones((2, 3))}
     tx.update(matrix, tx.init(matrix))
-
-
-def test_declarations_of_rules():
-    with refused(ValueError, "Wide.over must be one of 'number', …", "… 'all', got 'numbers'"):
-
-        class Wide(sl.AbstractRule):
-            over = "numbers"
-
-    with refused(TypeError, "Bad.needs must be a tuple of names", "('params',)"):
-
-        class Bad(sl.AbstractRule):
-            needs = "params"
-
-    with refused(TypeError, "NeverDue … `begin`", "`self.due` … `state.age % 10 == 0`"):
-        refreshed(NeverDue())
-    with refused(TypeError, "Misnamed.refreshes names 'roots'", "`sl.fields.per_param()`"):
-        refreshed(Misnamed())
-    with refused(AttributeError, "no field 'factor' … are: 'factors'", "`self.factor = ...`"):
-        refreshed(Misspelt())

@@ -33,7 +33,7 @@ def test_a_bad_step_is_refused_while_tracing(traced):
         assert culprit in str(caught.value)
 
 
-def test_a_refused_training_step_donates_nothing():
+def test_a_refused_step_donates_nothing_and_leaves_the_optimizer_as_it_was():
     model = params()
     opt = sl.Optimizer(sl.adam(0.1), model)
     with pytest.raises(ValueError, match="must be a scalar"):
@@ -45,8 +45,6 @@ def test_a_refused_training_step_donates_nothing():
     sl.train_step(total)(model, opt)
     assert "sl.ScaleByAdam()" in repr(opt)
 
-
-def test_a_refused_step_leaves_the_optimizer_as_it_was():
     model, opt = params(), bound()
     with pytest.raises(ValueError, match="not broadcast"):
         opt.step(model, params() | {"b": jnp.ones(5)})
@@ -54,21 +52,17 @@ def test_a_refused_step_leaves_the_optimizer_as_it_was():
     assert opt.count == 1
 
 
-def test_two_learning_rates_are_warned_of():
+def test_learning_rates_are_warned_of_where_both_act():
     with pytest.warns(UserWarning, match="together they ascend") as caught:
         bound((sl.adam(0.1) | sl.sgd(0.1)).every_k(2))
     assert str(caught[0].message).startswith(
         "'every_k.scale_by_learning_rate' and 'every_k.scale_by_learning_rate_2' both flip the "
     )
 
-
-def test_learning_rates_of_different_leaves_and_a_turned_sign_are_no_mistake():
     rate, w = sl.ScaleByLearningRate(0.1), sl.where.path("w")
     bound(rate.mask(w) | rate.mask(~w))
     bound(sl.Scale(-1.0) | sl.adam(0.1))
 
-
-def test_traced_values_are_not_validated():
     @jax.jit
     def step(b2):
         return sl.Optimizer(sl.adam(0.1, b2=b2), params()).hyperparams["b2"]

@@ -199,8 +199,6 @@ def test_numpyro_infers():
     assert_close(run(to_optax(sl.adam(0.1))), run(optax.adam(0.1)), rtol=1e-4)
 
 
-# All of them compare with Optax.
-pytestmark = pytest.mark.slow
 STEPS = 5
 
 
@@ -339,6 +337,7 @@ EXAMPLES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_moves_as_the_original(name):
     original, params, forms = EXAMPLES[name]
@@ -349,6 +348,7 @@ def test_an_example_moves_as_the_original(name):
         assert_moves_as(moved, params, slalom_trajectory(tx, params, grads)[0])
 
 
+@pytest.mark.slow
 def test_labels_are_prefixes_and_some_parameters_are_not_optimized():
     original, _, (ours,) = EXAMPLES["a prefix of labels"]
     models = (mlp(0), mlp(1))

@@ -378,6 +378,8 @@ def test_examples_count_alike_and_only_the_first_link_aggregates_them():
         with refused(ValueError, later, f"Write `{link} | rest`, and wrap only the rest"):
             sl.Optimizer(tx, PARAMS)
 
+
+def test_an_option_is_refused_after_a_step_without_it():
     # Steps that differ only in `transform_grads` share a program.
     opt = sl.Optimizer(CLIP, MODEL)
     STEP(MODEL, opt, X, Y)

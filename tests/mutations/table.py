@@ -78,8 +78,8 @@ MUTATIONS = {
     ),
     "ADOPT clips with the next step's bound": Mutation(
         "rules/adaptive/adopt.py",
-        "jnp.asarray(state.age, now.b1.dtype)",
-        "jnp.asarray(state.age + 1, now.b1.dtype)",
+        "jnp.asarray(state.age, self.b1.dtype)",
+        "jnp.asarray(state.age + 1, self.b1.dtype)",
         "rules/test_adam_like.py",
     ),
     "SOAP does not sort the columns of its mean of squares": Mutation(
@@ -90,8 +90,8 @@ MUTATIONS = {
     ),
     "DoG never takes the first step that it is given": Mutation(
         "rules/rate_free/dog.py",
-        "jnp.where(before == 0, now.init_step, now.factor)",
-        "jnp.where(squares == 0, now.init_step, now.factor)",
+        "jnp.where(before == 0, self.init_step, self.factor)",
+        "jnp.where(squares == 0, self.init_step, self.factor)",
         "rate_free",
     ),
     "QK-clip swaps the shares of queries and keys": Mutation(
@@ -114,7 +114,7 @@ MUTATIONS = {
     ),
     "debiased centered RMSProp forgets its first variance": Mutation(
         "rules/low_memory/rms.py",
-        "now.keep = jnp.where(first, now.decay / (1 - now.decay), rest)",
+        "self.keep = jnp.where(first, self.decay / (1 - self.decay), rest)",
         "now.keep = rest",
         "rules/test_numerics.py rules/test_adaptive.py",
     ),

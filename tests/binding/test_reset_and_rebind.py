@@ -352,12 +352,22 @@ def test_schedules_go_on_where_they_were_in_any_wrapper(case, tmp_path):
         assert float(loaded.hyperparams["learning_rate"]) == now, other
 
 
-def test_a_schedule_without_its_clock_says_where_it_goes_on():
+def test_the_report_prints_as_a_table_and_says_where_schedules_go_on():
     model, opt = steps(sl.Optimizer(sl.adam(FALLING).every_k(2), MODEL), MODEL, 6)
     with pytest.warns(UserWarning, match=r"goes on at step 6 .* 'every_k', 3, .*tx.if_finite\(\)"):
         bare, _ = opt.rebind(model, tx=sl.adam(FALLING))
     assert float(bare.hyperparams["learning_rate"]) == FALLING(6)
     opt.rebind(model, tx=sl.adam(0.1))
+
+    model, opt = steps(sl.Optimizer(sl.adam(0.1), MODEL), MODEL, 1)
+    _, report = opt.rebind(model, tx=sl.sgd(0.1))
+    assert repr(report) == (
+        "carried:  –\n"
+        "new:      –\n"
+        "reshaped: –\n"
+        "dropped:  scale_by_adam.age, scale_by_adam.mu.b, scale_by_adam.mu.s, "
+        "scale_by_adam.mu.w, … (7)"
+    )
 
 
 def test_momentum_hyperparameters_and_trained_parameters_are_carried():
@@ -397,18 +407,6 @@ def test_the_report_lists_each_path_once(model):
         before, after = ({*opt.binding.names[opt.binding.rules : -1]} for opt in (old, new))
         # A leaf that moved has its new path.
         assert after <= set(found) <= before | after
-
-
-def test_the_report_prints_as_a_table():
-    model, opt = steps(sl.Optimizer(sl.adam(0.1), MODEL), MODEL, 1)
-    _, report = opt.rebind(model, tx=sl.sgd(0.1))
-    assert repr(report) == (
-        "carried:  –\n"
-        "new:      –\n"
-        "reshaped: –\n"
-        "dropped:  scale_by_adam.age, scale_by_adam.mu.b, scale_by_adam.mu.s, "
-        "scale_by_adam.mu.w, … (7)"
-    )
 
 
 def plateau(rate):

@@ -221,7 +221,7 @@ def test_scratch_is_a_few_rows_or_one_buffer_where_a_rule_needs_them(name):
     assert memory.temp_size_in_bytes <= bound * size
 
 
-def test_leaves_share_kernels_and_the_corrections_of_the_bias():
+def test_leaves_share_kernels_corrections_and_one_trace_of_the_rule():
     text = compiled(sl.adamw(1e-3)).as_text()
     # A kernel that read its own entry of a vector would be compiled by itself.
     assert " slice(" not in text
@@ -235,8 +235,6 @@ def test_leaves_share_kernels_and_the_corrections_of_the_bias():
     memory = compiled(sl.adamw(1e-3, mu_dtype="bfloat16")).memory_analysis()
     assert memory.temp_size_in_bytes <= 0.01 * size
 
-
-def test_leaves_of_equal_shape_share_one_trace_of_the_rule():
     calls = 0
 
     class Count(sl.AbstractTransform):

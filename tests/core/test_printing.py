@@ -63,7 +63,7 @@ PRINTED = [
 """What the rows of the table have none of."""
 
 
-def test_transforms_print_as_the_code_that_makes_them():
+def test_transforms_numbers_and_classes_of_users_print_as_code():
     for tx in PRINTED:
         again = eval(repr(tx), NAMES)
         assert eqx.tree_equal(again, tx) is True, tx
@@ -77,6 +77,20 @@ def test_transforms_print_as_the_code_that_makes_them():
 
     assert repr(sl.adam(1e-3)) == "sl.ScaleByAdam() | sl.ScaleByLearningRate(0.001)"
     assert repr(sl.adam(1, b2=0.9)) == "sl.ScaleByAdam(b2=0.9) | sl.ScaleByLearningRate(1.0)"
+
+    for dtype in (ml_dtypes.bfloat16, np.float16, np.float32, np.float64):
+        for number in (0.1, 1 / 3, 3e-5, 1.0, 60000.0):
+            held = np.asarray(number, dtype)
+            step_size = eval(repr(sl.Scale(held)), NAMES).step_size
+            assert np.asarray(step_size, dtype) == held
+            if dtype is not np.float64:
+                assert np.float32(step_size) == held.astype(np.float32)
+    assert repr(sl.Scale(jnp.float32(0.1))) == "sl.Scale(0.1)"
+
+    assert repr(sl.Scale(2.0) | Quiet()) == "sl.Scale(2.0) | <quiet Quiet()>"
+    assert eqx.tree_pformat([Quiet()]) == "[<quiet Quiet()>]"
+    assert repr(Renamed(1.0)) == "Renamed(factor=2.0)"
+    assert repr(Mask(sl.sgd(0.1))).startswith("Mask(")
 
 
 def test_long_chains_and_schedules_are_broken_into_lines_that_are_still_code():
@@ -169,22 +183,6 @@ def test_a_tree_with_an_optimizer_prints_it_as_the_optimizer_prints_itself():
 
 
 printed = []
-
-
-def test_numbers_print_as_they_are_held_and_classes_of_users_as_they_say():
-    for dtype in (ml_dtypes.bfloat16, np.float16, np.float32, np.float64):
-        for number in (0.1, 1 / 3, 3e-5, 1.0, 60000.0):
-            held = np.asarray(number, dtype)
-            step_size = eval(repr(sl.Scale(held)), NAMES).step_size
-            assert np.asarray(step_size, dtype) == held
-            if dtype is not np.float64:
-                assert np.float32(step_size) == held.astype(np.float32)
-    assert repr(sl.Scale(jnp.float32(0.1))) == "sl.Scale(0.1)"
-
-    assert repr(sl.Scale(2.0) | Quiet()) == "sl.Scale(2.0) | <quiet Quiet()>"
-    assert eqx.tree_pformat([Quiet()]) == "[<quiet Quiet()>]"
-    assert repr(Renamed(1.0)) == "Renamed(factor=2.0)"
-    assert repr(Mask(sl.sgd(0.1))).startswith("Mask(")
 
 
 class Quiet(sl.AbstractTransform):

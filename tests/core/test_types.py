@@ -51,14 +51,12 @@ def expected(path):
     return {n: above.strip()[2:] for n, (above, _) in pairs if above.strip().startswith("# ")}
 
 
-def test_revealed_types_are_those_of_the_comments(diagnostics):
+def test_types_are_those_of_the_comments_and_strict_files_have_no_unknown_ones(diagnostics):
     inferred = {}
     for number, (severity, message) in diagnostics["inferred.py"].items():
         revealed = REVEALED.search(message)
         inferred[number] = revealed[2] if revealed else severity
     assert inferred == expected(FOLDER / "inferred.py")
 
-
-def test_only_unknown_types_are_errors_in_strict_files_of_users(diagnostics):
     assert diagnostics["strict.py"] == {}
     assert diagnostics["unknown.py"]

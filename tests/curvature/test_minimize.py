@@ -66,7 +66,7 @@ def test_it_prints_values_and_lists_the_reasons_of_several_runs():
     assert repr(several).startswith("2 of 2 runs converged")
 
 
-def test_a_loss_that_is_not_finite_and_one_that_cannot_be_lowered():
+def test_infinite_losses_and_short_steps_do_not_pass_for_convergence():
     blown = sl.minimize(lambda p: jnp.sum(p**4), sl.sgd(1.0), 100.0 * jnp.ones(1), max_steps=50)
     assert (blown.reason, bool(blown.converged)) == ("not_finite", False)
     flat = sl.minimize(lambda p: jnp.inf + 0 * jnp.sum(p), sl.sgd(1.0), jnp.ones(1), max_steps=50)
@@ -74,8 +74,6 @@ def test_a_loss_that_is_not_finite_and_one_that_cannot_be_lowered():
     idle = sl.minimize(bowl, sl.SetToZero(), jnp.zeros(1), max_steps=100)
     assert (idle.reason, bool(idle.converged), int(idle.steps)) == ("stuck", False, 40)
 
-
-def test_short_steps_do_not_pass_for_convergence():
     found = sl.minimize(bowl, sl.sgd(1e-6), jnp.zeros(2), max_steps=50)
     assert found.reason == "max_steps"
 

@@ -55,7 +55,7 @@ for script in sys.argv[1:]:
 
 
 @pytest.mark.slow
-def test_help_names_the_options_and_the_command():
+def test_help_names_the_options_and_what_to_install():
     # In one process, which imports JAX and Matplotlib once. Short runs have one for each script.
     done = run("-c", HELP, *(EXAMPLES / f"{name}.py" for name in SCRIPTS))
     assert done.returncode == 0, done.stderr
@@ -64,6 +64,16 @@ def test_help_names_the_options_and_the_command():
     for name, shown in zip(SCRIPTS, helps, strict=True):
         for text in ("--quick", "--out", f"python examples/{name}.py"):
             assert text in shown, name
+
+    code = f"""
+import runpy, sys
+sys.modules["tqdm"] = None
+runpy.run_path({str(DIGITS)!r}, run_name="__main__")
+"""
+    done = run("-c", code)
+    assert done.returncode == 1
+    assert "tqdm" in done.stderr
+    assert 'pip install -e ".[examples]"' in done.stderr
 
 
 # A number that each script prints, what it reaches with `--quick`, and what it must stay below.
@@ -116,19 +126,6 @@ def test_a_short_run_learns_and_draws(name, tmp_path):
     if name == "distributed":
         assert re.search(r"one process with 1 device: apart by [\d.]+e-0[4-9]", printed)
     assert name in BELOW | ABOVE | PRINTED, "what does it reach?"
-
-
-@pytest.mark.slow
-def test_digits_says_how_to_install_what_it_misses():
-    code = f"""
-import runpy, sys
-sys.modules["tqdm"] = None
-runpy.run_path({str(DIGITS)!r}, run_name="__main__")
-"""
-    done = run("-c", code)
-    assert done.returncode == 1
-    assert "tqdm" in done.stderr
-    assert 'pip install -e ".[examples]"' in done.stderr
 
 
 @pytest.mark.slow

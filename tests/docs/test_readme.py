@@ -119,7 +119,7 @@ TYPES = "docs/guides/writing-a-transform.md"
 
 
 @pytest.mark.slow
-def test_typecheck_refuses_a_wrong_shape_with_the_message_shown():
+def test_readme_runs_outside_of_the_strict_world_with_the_message_shown():
     ((code, shown),) = [
         (code, shown) for _, code, shown in blocks(TYPES) if code.startswith("# wrong.py")
     ]
@@ -132,9 +132,6 @@ def test_typecheck_refuses_a_wrong_shape_with_the_message_shown():
     done = newcomer.run("-c", code, SLALOM_TYPECHECK="0")
     assert done.returncode == 0, done.stderr
 
-
-@pytest.mark.slow
-def test_readme_runs_outside_of_the_strict_world():
     code = "\n".join(code for _, code, shown in blocks("README.md") if not is_error(shown))
     done = newcomer.run("-c", code)
     assert done.returncode == 0, done.stderr

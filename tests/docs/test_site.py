@@ -111,17 +111,11 @@ FORMULAS = {
 }
 
 
-def test_formulas_become_mathml():
+def test_the_hooks_write_mathml_link_public_names_and_let_lines_break():
     convert = tool("formulas").to_mathml
     made = {f: re.sub(r"<math[^>]*>|</math>|</?mrow>", "", convert(f)) for f in FORMULAS}
     assert made == FORMULAS
 
-
-NAME = "<code>sl.schedules.linear(1.0, 0.0, 10)</code>"
-LINK = f'<autoref identifier="slalom.schedules.linear" optional>{NAME}</autoref>'
-
-
-def test_the_hooks_link_public_names_and_let_lines_break():
     convert = tool("hooks").on_page_content
     assert convert(f"<p>{NAME}</p>") == f"<p>{LINK}</p>"
     broken = "<td><code>a.<wbr>b_<wbr>c</code> d.e</td>"
@@ -137,6 +131,10 @@ def test_the_hooks_link_public_names_and_let_lines_break():
     block = '<div class="language-text highlight"><pre><span></span><code>{}</code></pre></div>'
     assert "wrapped" in convert(block.format("ValueError: a long line"))
     assert "wrapped" not in convert(block.format("path  dtype  shape"))
+
+
+NAME = "<code>sl.schedules.linear(1.0, 0.0, 10)</code>"
+LINK = f'<autoref identifier="slalom.schedules.linear" optional>{NAME}</autoref>'
 
 
 GOOD = {

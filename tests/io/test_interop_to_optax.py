@@ -342,7 +342,7 @@ def fields_with_other_shapes(state):
     return {GetAttrKey(field.name) for field in fields if dict(field.metadata) in other}
 
 
-def test_optax_reads_and_sets_the_state_by_names():
+def test_optax_reads_sets_and_maps_the_state_by_names():
     tx = to_optax(sl.ClipByGlobalNorm(1.0) | sl.adamw(0.1))
     _, state = tx.update(params, tx.init(params), params)
     assert int(optax.tree.get(state, "count")) == 1
@@ -354,8 +354,6 @@ def test_optax_reads_and_sets_the_state_by_names():
     assert_same_bits(pickle.loads(pickle.dumps(after)), after)
     assert int(optax.tree.get(tx.update(params, after, params)[1], "count")) == 6
 
-
-def test_optax_maps_the_parameters_of_chains_groups_and_large_leaves():
     tx = to_optax(sl.ClipByGlobalNorm(1.0) | sl.adam(0.1))
     names = jax.tree.map(lambda p: "param", params)
     state = optax.tree.map_params(

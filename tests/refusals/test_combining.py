@@ -66,7 +66,7 @@ def test_losses_to_combine_and_combinations():
         sl.sgd(0.1).combine(sl.combine.UPGrad(), "first")
 
 
-def test_samples_of_a_posterior():
+def test_posteriors_and_projections_of_matrices():
     with refused(ValueError, "'sam' … posterior", "Use one of the two"):
         bound(sl.contrib.ivon(0.1, 100).sam(0.05))
     with refused(ValueError, "no posterior", "`sl.contrib.ivon`"):
@@ -85,8 +85,6 @@ def test_samples_of_a_posterior():
     with refused(TypeError, "ScaleByIvon … 'z' is complex64", "`tx.split_complex()`"):
         sl.Optimizer(sl.contrib.ivon(0.1, 100), {"z": jnp.ones(2, jnp.complex64)})
 
-
-def test_projections_of_matrices():
     matrices = "`tx.project(fn, where=sl.where.ndim(2))`"
     with refused(ValueError, "sl.projections.stiefel() … 'b' has shape (2,)", matrices):
         bound(sl.sgd(0.1).project(sl.projections.stiefel()))

@@ -128,7 +128,7 @@ def test_parts_and_declarations_of_rules():
         refreshed(Misspelt())
 
 
-def test_gradients_that_pass_raw():
+def test_gradients_that_pass_raw_and_places_outside_of_maximize():
     masked = sl.adam(0.1).mask(sl.where.path("w"))
     for tx in (masked, sl.ClipByGlobalNorm(1.0) | masked):
         with refused(ValueError, "'b' … 'mask' passes", RAW):
@@ -143,8 +143,6 @@ def test_gradients_that_pass_raw():
     ):
         bound(sl.adam(0.1).partition({sl.where.path("b"): sl.Trace(0.9)}, names=("bias",)))
 
-
-def test_places_outside_of_maximize():
     ascent = sl.sgd(0.1).partition({sl.where.path("b"): sl.sgd(0.1).maximize()}).every_k(2)
     plateau = {"learning_rate": sl.schedules.ReduceOnPlateau(0.1, 0.5, 3)}
     outside = {
@@ -161,7 +159,7 @@ def test_places_outside_of_maximize():
             bound(make())
 
 
-def test_states_and_updates():
+def test_states_updates_and_transforms_of_optax():
     with refused(TypeError, "'forgetful.n' from int32[] to float32[]", "`.astype(old.dtype)`"):
         tx = Forgetful(state=lambda old: Count(old.n.astype(jnp.float32))) | sl.sgd(0.1)
         bound(tx).step(params(), params())
@@ -178,8 +176,6 @@ def test_states_and_updates():
     ):
         bound(Forgetful(result=lambda updates: {"b": updates["b"]})).update(params(), params())
 
-
-def test_transforms_of_optax():
     with refused(TypeError, "got GradientTransformation", OF_OPTAX):
         bound(optax.adam(1e-3))
     with refused(

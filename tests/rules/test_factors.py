@@ -28,7 +28,7 @@ def moved(updates):
     return made | {"head": float(updates["head"][0])}
 
 
-def test_the_first_case_that_matches_counts_and_the_rest_stays():
+def test_the_first_case_that_matches_counts_and_bad_factors_are_refused():
     tx = sl.sgd(1.0) | sl.ScaleBy({layer[0]: 0.25, sl.where.path("layers.*.w"): 0.5})
     assert eval(repr(tx), {"sl": sl}) == tx
     opt = sl.Optimizer(tx, PARAMS)
@@ -40,6 +40,16 @@ def test_the_first_case_that_matches_counts_and_the_rest_stays():
     table = opt.describe(PARAMS).to_dict()
     assert table["layers.0.w"]["transform"].endswith("scale_by.0")
     assert table["layers.1.b"]["transform"] == "scale_by_learning_rate"
+
+    with pytest.raises(ValueError, match=r"sl.where.path\('tail.\*\*'\) matches no parameter"):
+        sl.Optimizer(sl.sgd(0.1) | sl.ScaleBy({sl.where.path("tail.**"): 0.1}), PARAMS)
+    culprit = r"^The factor of sl.where.path\('layers.0.\*\*'\) in ScaleBy must be a real number, "
+    rest = r"a 0-d array or a schedule, got True of type bool.$"
+    with pytest.raises(TypeError, match=culprit + rest):
+        sl.ScaleBy({layer[0]: True})
+    message = r"^A string is not a selector, got 'head'. Write `sl.where.path\('head'\)`.$"
+    with pytest.raises(TypeError, match=message):
+        sl.ScaleBy({"head": 0.1})
 
 
 def test_every_factor_is_a_live_hyperparameter():
@@ -66,18 +76,6 @@ def test_every_factor_is_a_live_hyperparameter():
     np.testing.assert_allclose(moved(updates)["0.w"], -0.125)
     np.testing.assert_allclose(moved(updates)["1.w"], -2.75)
     assert traced == 1
-
-
-def test_bad_factors_are_refused_in_words():
-    with pytest.raises(ValueError, match=r"sl.where.path\('tail.\*\*'\) matches no parameter"):
-        sl.Optimizer(sl.sgd(0.1) | sl.ScaleBy({sl.where.path("tail.**"): 0.1}), PARAMS)
-    culprit = r"^The factor of sl.where.path\('layers.0.\*\*'\) in ScaleBy must be a real number, "
-    rest = r"a 0-d array or a schedule, got True of type bool.$"
-    with pytest.raises(TypeError, match=culprit + rest):
-        sl.ScaleBy({layer[0]: True})
-    message = r"^A string is not a selector, got 'head'. Write `sl.where.path\('head'\)`.$"
-    with pytest.raises(TypeError, match=message):
-        sl.ScaleBy({"head": 0.1})
 
 
 class Encoder(eqx.Module):

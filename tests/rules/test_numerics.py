@@ -77,7 +77,7 @@ def test_an_average_of_parameters_does_not_drift(name):
     assert alternating <= 1e-5
 
 
-def test_averages_start_at_the_first_value_do_not_drift_and_leave_out_what_is_not_finite():
+def test_averages_and_variances_start_at_the_first_value_and_do_not_drift():
     tx, new = sl.Identity().average(0.9), jnp.asarray([0.1, -3.3])
     _, state = tx.update(jnp.zeros(2), tx.init(jnp.asarray([1e8, 3.0])), new)
     np.testing.assert_array_equal(state.average, new)
@@ -96,6 +96,18 @@ def test_averages_start_at_the_first_value_do_not_drift_and_leave_out_what_is_no
         _, state = tx.update(jnp.asarray(value), state)
     np.testing.assert_allclose(state.ema, 2, rtol=1e-6)
     assert int(state.age) == 2
+
+    def first(tx, *entries):
+        return updates_of(tx, jnp.array([entries]))[0]
+
+    # Without an epsilon, the update of a zero variance is zero.
+    for eps_in_sqrt in (False, True):
+        tx = sl.ScaleByStddev(0.9, 0.0, eps_in_sqrt=eps_in_sqrt, bias_correction=True)
+        np.testing.assert_array_equal(first(tx, 0.3, 1e30, 0.0, jnp.nan), [0, 0, 0, np.nan])
+    updates = first(sl.ScaleByStddev(0.9, 1e-8, bias_correction=True), 0.3, 1e3, -7.7)
+    np.testing.assert_allclose(updates, [3e3, 1e7, -7.7e4], rtol=1e-6)
+    scaled = sl.ScaleByStddev(0.9, 0.0, 2.0, bias_correction=True)
+    np.testing.assert_allclose(first(scaled, 0.3), 0.3 / np.sqrt(0.9 * 2 / (1 - 0.9)), rtol=1e-6)
 
 
 S = sl.schedules
@@ -241,20 +253,6 @@ def test_a_variance_that_is_small_beside_the_mean_keeps_its_digits(debias):
         # The variance of the first gradient alone is 0, and the next test is about it.
         exact = np.stack(stddev_in_float64(grads.astype(np.float64), decay, 1e-16, debias))[1:]
         assert np.quantile(abs(updates[1:] / exact - 1), 0.99) < 2e-4, decay
-
-
-def test_the_first_variance_is_zero_unless_it_starts_at_a_scale():
-    def first(tx, *entries):
-        return updates_of(tx, jnp.array([entries]))[0]
-
-    # Without an epsilon, the update of a zero variance is zero.
-    for eps_in_sqrt in (False, True):
-        tx = sl.ScaleByStddev(0.9, 0.0, eps_in_sqrt=eps_in_sqrt, bias_correction=True)
-        np.testing.assert_array_equal(first(tx, 0.3, 1e30, 0.0, jnp.nan), [0, 0, 0, np.nan])
-    updates = first(sl.ScaleByStddev(0.9, 1e-8, bias_correction=True), 0.3, 1e3, -7.7)
-    np.testing.assert_allclose(updates, [3e3, 1e7, -7.7e4], rtol=1e-6)
-    scaled = sl.ScaleByStddev(0.9, 0.0, 2.0, bias_correction=True)
-    np.testing.assert_allclose(first(scaled, 0.3), 0.3 / np.sqrt(0.9 * 2 / (1 - 0.9)), rtol=1e-6)
 
 
 @pytest.mark.slow

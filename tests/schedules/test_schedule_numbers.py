@@ -155,7 +155,7 @@ def test_update_n_uses_the_schedule_at_n(rule):
     assert differs or rule in " ".join(INSENSITIVE.values()).split()
 
 
-def test_a_function_is_a_schedule_that_must_be_told_the_time():
+def test_functions_are_schedules_and_schedules_print_as_the_code_that_makes_them():
     tx = sl.sgd(S.linear(1.0, 0.0, 4))
     g = jnp.ones(())
     with pytest.raises(TypeError, match=r"ScaleByLearningRate\.learning_rate.*Context\(step=n\)"):
@@ -174,15 +174,35 @@ def test_a_function_is_a_schedule_that_must_be_told_the_time():
         rate = sl.Optimizer(tx, jnp.ones(())).hyperparams["learning_rate"]
         assert (rate.dtype, rate.weak_type, float(rate)) == (jnp.float32, False, value)
 
+    for name, schedule in ALL.items():
+        again = eval(repr(schedule), {"sl": sl})
+        assert again == schedule, name
+        assert repr(again) == repr(schedule)
+        assert jax.tree.structure(again) == jax.tree.structure(schedule), name
+        assert jax.tree.leaves(again) == jax.tree.leaves(schedule), name
+    tx = sl.chain(*map(sl.ScaleBySchedule, ALL.values()))
+    assert repr(sl.Optimizer(tx, jnp.ones(())).transform) == repr(tx)
+
 
 @pytest.mark.slow
-def test_a_schedule_of_another_library_is_a_schedule():
+def test_schedules_of_other_libraries_and_numbers_inside_are_changed_by_path():
     theirs = optax.cosine_decay_schedule(0.3, 10)
     tx = sl.sgd(theirs)
     with lenient():
         opt = sl.Optimizer(tx, jnp.ones(()))
         _, used = jax.lax.scan(lambda opt, g: opt.update(g, g)[::-1], opt, jnp.ones(12))
     np.testing.assert_allclose(-used, S.cosine_decay(0.3, 10).values(12), rtol=1e-6, atol=1e-7)
+
+    used, after = {}, {}
+    for schedule, path, value, expected in CHANGES:
+        opt = sl.Optimizer(sl.sgd(schedule), jnp.ones(()))
+        changed = opt.with_hyperparams({path: value})
+        assert kind_of(changed) == kind_of(opt), path  # so no program is traced again
+        used[path] = changed.transform[sl.ScaleByLearningRate].learning_rate
+        after[path] = expected
+    used, after = values_of(used, 60), values_of(after, 60)
+    for path in used:
+        np.testing.assert_allclose(used[path], after[path], rtol=1e-6, atol=1e-7, err_msg=path)
 
 
 ONE, STABLE = S.constant(1.0), functools.partial(S.warmup_stable_decay, 0.0, 1.0, 5)
@@ -306,17 +326,6 @@ def test_callables_are_schedules_in_the_right_place_without_tracers():
     assert len(jax.tree.leaves(sl.sgd(jax.tree_util.Partial(decaying, lr=jnp.float32(0.1))))) == 1
 
 
-def test_schedules_print_as_the_code_that_makes_them():
-    for name, schedule in ALL.items():
-        again = eval(repr(schedule), {"sl": sl})
-        assert again == schedule, name
-        assert repr(again) == repr(schedule)
-        assert jax.tree.structure(again) == jax.tree.structure(schedule), name
-        assert jax.tree.leaves(again) == jax.tree.leaves(schedule), name
-    tx = sl.chain(*map(sl.ScaleBySchedule, ALL.values()))
-    assert repr(sl.Optimizer(tx, jnp.ones(())).transform) == repr(tx)
-
-
 def bound(schedule):
     """A schedule whose numbers are arrays, as in an optimizer."""
     return sl.Optimizer(sl.ScaleBySchedule(schedule), jnp.ones(())).transform.step_size
@@ -370,17 +379,3 @@ CHANGES = [
     (UP, "scale_by_learning_rate.learning_rate", DOWN, DOWN),
     (S.piecewise_constant(1.0, {1: 0.5, 4: 0.5}), "learning_rate", JUMPS, JUMPS),
 ]
-
-
-@pytest.mark.slow
-def test_schedules_and_numbers_inside_them_are_changed_by_their_path():
-    used, after = {}, {}
-    for schedule, path, value, expected in CHANGES:
-        opt = sl.Optimizer(sl.sgd(schedule), jnp.ones(()))
-        changed = opt.with_hyperparams({path: value})
-        assert kind_of(changed) == kind_of(opt), path  # so no program is traced again
-        used[path] = changed.transform[sl.ScaleByLearningRate].learning_rate
-        after[path] = expected
-    used, after = values_of(used, 60), values_of(after, 60)
-    for path in used:
-        np.testing.assert_allclose(used[path], after[path], rtol=1e-6, atol=1e-7, err_msg=path)

@@ -129,7 +129,7 @@ def assert_values(schedules, expected, dtype):
 
 
 @pytest.mark.slow
-def test_values_are_those_of_optax_and_ends_exact(dtype):
+def test_values_are_those_of_optax_for_all_steps_in_one_function(dtype):
     # Given an int32 step optax computes in float32 always, so it is given the widest float. Not in
     # one program: there the base of its polynomial may fall below 0.
     steps = jnp.arange(100, dtype=dtype)
@@ -145,6 +145,16 @@ def test_values_are_those_of_optax_and_ends_exact(dtype):
     for numbers in np.random.default_rng(0).uniform(1e-4, 3.0, (8, 3)).astype(dtype):
         for found, (made, exact) in zip(values(*numbers), ends(*numbers), strict=True):
             np.testing.assert_array_equal(found, [*exact.values()], err_msg=repr(made))
+
+    at = jax.jit(lambda step: {name: schedule(step) for name, schedule in ALL.items()})
+    compiled = [at(jnp.int32(n)) for n in range(0, 90, 9)]
+    together = values_of(ALL, 90)
+    close = {"rtol": 1e-6, "atol": 1e-7}
+    for name, schedule in ALL.items():
+        values = [one[name] for one in compiled]
+        np.testing.assert_allclose(values, together[name][::9], **close, err_msg=name)
+        # Eagerly, of a Python int, too.
+        np.testing.assert_allclose(schedule(27), values[3], **close, err_msg=name)
 
 
 def test_values_are_those_of_the_formula(dtype):
@@ -279,19 +289,6 @@ def test_equal_schedules_are_equal_and_their_arithmetic_that_of_values():
             assert again == made[name], name
     tx = sl.chain(*map(sl.ScaleBySchedule, made.values()))
     assert repr(sl.Optimizer(tx, jnp.ones(())).transform) == repr(tx)
-
-
-@pytest.mark.slow
-def test_one_compiled_function_for_all_steps():
-    at = jax.jit(lambda step: {name: schedule(step) for name, schedule in ALL.items()})
-    compiled = [at(jnp.int32(n)) for n in range(0, 90, 9)]
-    together = values_of(ALL, 90)
-    close = {"rtol": 1e-6, "atol": 1e-7}
-    for name, schedule in ALL.items():
-        values = [one[name] for one in compiled]
-        np.testing.assert_allclose(values, together[name][::9], **close, err_msg=name)
-        # Eagerly, of a Python int, too.
-        np.testing.assert_allclose(schedule(27), values[3], **close, err_msg=name)
 
 
 # As they are printed.

@@ -54,7 +54,7 @@ def interrupted_before_its_assignment(results):
     raise KeyboardInterrupt
 
 
-def test_results_that_were_not_assigned_are_kept():
+def test_results_are_kept_and_interrupted_traces_are_no_other_error():
     step, model, opt = make()
     with pytest.raises(KeyboardInterrupt):
         model, opt, _ = interrupted_before_its_assignment(step(model, opt, 1.0))
@@ -69,8 +69,6 @@ def test_results_that_were_not_assigned_are_kept():
     jax.eval_shape(step, model, opt, 1.0)
     assert step.last is None
 
-
-def test_an_interrupt_while_an_outer_program_is_traced_is_not_another_error():
     _, model, opt = make()
 
     def loss_fn(model):
@@ -99,15 +97,13 @@ def test_nothing_is_donated_by_a_call_that_is_interrupted_while_it_compiles():
     assert opt.count == 1
 
 
-def test_a_signal_without_a_handler_is_left_alone():
+def test_signals_without_a_handler_are_left_and_all_others_delivered_once():
     for handler in (signal.SIG_IGN, signal.SIG_DFL):
         step, model, opt = make()
         signal.signal(signal.SIGINT, handler)  # the fixture brings the old one back
         step(model, opt, 1.0)
         assert signal.getsignal(signal.SIGINT) is handler
 
-
-def test_all_signals_that_wait_are_delivered_once_even_if_their_handlers_raise():
     with HeldSignals(()) as held:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
             interrupt(number)

@@ -205,7 +205,7 @@ def test_half_precision_is_averaged_in_float32_and_a_step_prints_as_code():
 
 
 @pytest.mark.slow
-def test_a_sharded_batch_stays_where_it_lies():
+def test_sharded_batches_stay_and_other_contexts_compile_nothing():
     mesh = Mesh(np.array(jax.devices()), ("data",))
     x = jax.device_put(jnp.tile(X, (2, 1)), NamedSharding(mesh, PartitionSpec("data")))
     y = jax.device_put(jnp.tile(Y, (2, 1)), NamedSharding(mesh, PartitionSpec("data")))
@@ -221,6 +221,19 @@ def test_a_sharded_batch_stays_where_it_lies():
     exact, _, _ = stepped(mean_square, X, Y)
     new, _, _ = step(model, opt, x, y)
     assert distance(params_of(new), exact) <= 1e-6
+
+    traces = 0
+
+    def loss_fn(model, x, y):
+        nonlocal traces
+        traces += 1
+        return mean_square(model, x, y)
+
+    step = sl.train_step(loss_fn, donate=False, microbatches=2)
+    opt = sl.Optimizer(TX.every_k(2), MODEL)
+    for weight in (1.0, 2.0):
+        _, opt, _ = step(MODEL, opt, X, Y, context={"weight": weight})
+    assert traces == 1
 
 
 @pytest.mark.slow
@@ -332,22 +345,6 @@ def test_gradients_are_averaged_over_devices_under_shard_map():
     assert distance(new, exact) <= 1e-6
     assert distance(opt.arrays, by_one.arrays) <= 1e-6
     np.testing.assert_allclose(loss, mean, rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_other_values_of_the_context_do_not_compile_again():
-    traces = 0
-
-    def loss_fn(model, x, y):
-        nonlocal traces
-        traces += 1
-        return mean_square(model, x, y)
-
-    step = sl.train_step(loss_fn, donate=False, microbatches=2)
-    opt = sl.Optimizer(TX.every_k(2), MODEL)
-    for weight in (1.0, 2.0):
-        _, opt, _ = step(MODEL, opt, X, Y, context={"weight": weight})
-    assert traces == 1
 
 
 NAME_THEM = (

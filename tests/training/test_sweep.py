@@ -201,7 +201,7 @@ def test_the_best_run_has_the_lowest_finite_loss_and_leaves_the_others_alone():
     np.testing.assert_allclose(found.losses[0], by_hand(sl.sgd(0.1), values), rtol=1e-5)
 
 
-def test_the_plot_of_one_hyperparameter_is_a_line():
+def test_one_hyperparameter_plots_as_a_line_and_several_as_a_heat_map():
     pytest.importorskip("matplotlib")
     found = result([3.0, 1.0, 2.0, np.nan])
     left, right = found.plot().axes
@@ -212,8 +212,6 @@ def test_the_plot_of_one_hyperparameter_is_a_line():
     np.testing.assert_array_equal(bad.get_xdata(), [4])
     np.testing.assert_array_equal(best.get_xydata(), [[2, 1]])
 
-
-def test_the_plot_of_several_hyperparameters_is_a_heat_map():
     pytest.importorskip("matplotlib")
     final = np.arange(1.0, 13.0).reshape(2, 3, 2)
     final[1, 2] = np.nan

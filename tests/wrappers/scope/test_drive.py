@@ -144,7 +144,7 @@ class Thermostat(sl.schedules.AbstractStatefulSchedule):
         return 1.0 / state.astype(jnp.float32)
 
 
-def test_the_numbers_of_a_schedule_are_changed_by_name_without_a_new_program():
+def test_numbers_of_schedules_change_by_name_and_bad_input_is_refused():
     traced = 0
 
     @jax.jit
@@ -163,6 +163,17 @@ def test_the_numbers_of_a_schedule_are_changed_by_name_without_a_new_program():
     with pytest.raises(ValueError, match=r"learning_rate\.factor must be in \(0, 1\), got 2\.0"):
         opt.with_hyperparams(factor=2.0)
     assert traced == 1
+
+    for error, cases in ((TypeError, WRONG_KIND), (ValueError, WRONG_VALUE), (KeyError, AMBIGUOUS)):
+        for message, bad in cases.items():
+            with pytest.raises(error) as caught:
+                bad()
+            assert caught.value.args[0] == message
+
+    factors = {"step_size": sl.Scale(1.0), "scale_factor": sl.NormalizeByUpdateNorm(1.0)}
+    for field, link in factors.items():
+        tx = (sl.adam(0.1) | link).drive({field: Plateau(1.0)})
+        assert sl.Optimizer(tx, {"w": jnp.ones(2)}).hyperparams[field] == 1
 
 
 class OfTheLoss(sl.schedules.AbstractStatefulSchedule):
@@ -218,16 +229,3 @@ AMBIGUOUS = {
         lambda: (sl.Trace(0.9) | sl.Trace(0.5)).drive({"decay": Plateau(0.1)})
     ),
 }
-
-
-def test_bad_input_is_refused_and_a_driven_factor_has_an_unknown_sign():
-    for error, cases in ((TypeError, WRONG_KIND), (ValueError, WRONG_VALUE), (KeyError, AMBIGUOUS)):
-        for message, bad in cases.items():
-            with pytest.raises(error) as caught:
-                bad()
-            assert caught.value.args[0] == message
-
-    factors = {"step_size": sl.Scale(1.0), "scale_factor": sl.NormalizeByUpdateNorm(1.0)}
-    for field, link in factors.items():
-        tx = (sl.adam(0.1) | link).drive({field: Plateau(1.0)})
-        assert sl.Optimizer(tx, {"w": jnp.ones(2)}).hyperparams[field] == 1

@@ -76,15 +76,13 @@ def test_it_is_the_inner_transform_on_the_halves(name):
     assert_close(whole, joined(apart), rtol=1e-6)
 
 
-def test_a_tiny_step_is_added_and_not_subtracted_away():
-    params = {"w": jnp.array([1 + 1j], jnp.complex64)}
-    stepped, _ = sl.Optimizer(sl.sgd(1e-9).split_complex(), params).step(params, params)
-    updates, _ = sl.Optimizer(sl.sgd(1e-9).split_complex(), params).update(params, params)
-    assert stepped["w"] == params["w"]
+def test_halves_have_the_names_of_their_parameters_and_the_context_is_split():
+    own = {"w": jnp.array([1 + 1j], jnp.complex64)}
+    stepped, _ = sl.Optimizer(sl.sgd(1e-9).split_complex(), own).step(own, own)
+    updates, _ = sl.Optimizer(sl.sgd(1e-9).split_complex(), own).update(own, own)
+    assert stepped["w"] == own["w"]
     np.testing.assert_allclose(updates["w"], [-1e-9 - 1e-9j], rtol=1e-6)
 
-
-def test_selectors_name_parameters_and_paths_of_the_state_their_halves():
     tx = sl.adam(0.1).only(sl.where.path("w")).split_complex()
     opt = sl.Optimizer(tx, params)
     assert jax.tree.leaves(opt.state_of("scale_by_adam").mu["b"]) == []
@@ -97,16 +95,33 @@ def test_selectors_name_parameters_and_paths_of_the_state_their_halves():
     with pytest.raises(ValueError, match=r"sl.where.path\('w.real'\) matches no parameter"):
         sl.Optimizer(sl.adam(0.1).only(sl.where.path("w.real")).split_complex(), params)
 
+    def loss(model):
+        return jnp.sum(jnp.abs(model["w"]) ** 2) + jnp.sum(model["b"])
+
+    opt = sl.Optimizer(Watch().split_complex() | sl.sgd(0.1), params)
+    _, opt = opt.step(params, params, grad=params, per_param={"scale": params}, value_fn=loss)
+    np.testing.assert_allclose(opt.state_of("watch"), loss(params), rtol=1e-6)
+
 
 @pytest.mark.slow
-def test_layers_are_known_by_their_halves_too():
+def test_layers_are_known_and_start_anew_by_both_halves():
     layer = eqx.nn.Linear(3, 2, dtype=jnp.complex64, key=jax.random.key(0))
-    params = params_of(layer)
+    own = params_of(layer)
     tx = sl.UnitwiseClip(0.1).split_complex() | sl.Scale(-1.0)
-    made, _ = tx.update(params, tx.init(params), params)
+    made, _ = tx.update(own, tx.init(own), own)
     np.testing.assert_allclose(jnp.linalg.norm(made.weight.real, axis=1), 0.1, rtol=1e-5)
     one = sl.adam(0.1).only(sl.where.type(eqx.nn.Linear, owner=True)).split_complex()
-    assert sl.Optimizer(one, params).state_of("scale_by_adam").mu.weight.real.shape == (2, 3)
+    assert sl.Optimizer(one, own).state_of("scale_by_adam").mu.weight.real.shape == (2, 3)
+
+    opt = sl.Optimizer((sl.adam(0.1) | sl.ScaleByNovograd()).split_complex(), params)
+    _, opt = opt.step(params, params)
+    after = opt.reset(params, sl.where.path("w"))
+    adam = after.state_of("scale_by_adam")
+    np.testing.assert_array_equal(adam.age, [1, 0, 0])
+    np.testing.assert_array_equal(adam.mu["w"].imag, 0)
+    assert jnp.all(adam.mu["b"] != 0)
+    stepped, _ = after.step(params, params)
+    assert jnp.all(jnp.isfinite(stepped["w"]))
 
 
 class Watch(sl.AbstractTransform):
@@ -123,28 +138,6 @@ class Watch(sl.AbstractTransform):
         assert jax.tree.structure(context.per_param["scale"]) == structure
         assert not any(jnp.iscomplexobj(x) for x in jax.tree.leaves(context.grad))
         return updates, jnp.asarray(context.value_fn(params), jnp.float32)
-
-
-def test_the_context_is_split_along():
-    def loss(model):
-        return jnp.sum(jnp.abs(model["w"]) ** 2) + jnp.sum(model["b"])
-
-    opt = sl.Optimizer(Watch().split_complex() | sl.sgd(0.1), params)
-    _, opt = opt.step(params, params, grad=params, per_param={"scale": params}, value_fn=loss)
-    np.testing.assert_allclose(opt.state_of("watch"), loss(params), rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_some_parameters_start_anew_with_both_halves():
-    opt = sl.Optimizer((sl.adam(0.1) | sl.ScaleByNovograd()).split_complex(), params)
-    _, opt = opt.step(params, params)
-    after = opt.reset(params, sl.where.path("w"))
-    adam = after.state_of("scale_by_adam")
-    np.testing.assert_array_equal(adam.age, [1, 0, 0])
-    np.testing.assert_array_equal(adam.mu["w"].imag, 0)
-    assert jnp.all(adam.mu["b"] != 0)
-    stepped, _ = after.step(params, params)
-    assert jnp.all(jnp.isfinite(stepped["w"]))
 
 
 def test_what_writes_parameters_goes_around():

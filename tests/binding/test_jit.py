@@ -36,7 +36,7 @@ def make_loss():
 tx = (sl.ClipByGlobalNorm(1.0) | sl.adamw(1e-2)).every_k(2)
 
 
-def test_one_program_serves_any_number_of_steps_and_keeps_no_tracer():
+def test_one_program_serves_any_number_of_steps_on_the_device_of_the_model():
     loss_fn, model = make_loss(), make_model()
     opt = sl.Optimizer(tx, model)
     for learning_rate in (1e-3, 1, np.float32(1e-2), jnp.float32(0.1), jnp.asarray(0.2)):
@@ -53,6 +53,12 @@ def test_one_program_serves_any_number_of_steps_and_keeps_no_tracer():
 
     with jax.checking_leaks():
         run(model, opt, jnp.float32(2.0))
+
+    device = jax.devices()[2]
+    model = {"w": jax.device_put(np.ones(2, np.float32), device)}
+    opt = sl.Optimizer(tx, model)
+    model, opt = opt.step(model, model)
+    assert {d for leaf in opt.arrays for d in leaf.devices()} == {device}
 
 
 class Scaled(eqx.Module):
@@ -477,11 +483,3 @@ def test_on_a_mesh_nothing_moves_and_nothing_compiles_twice(kind):
         assert leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
         assert str(jax.typeof(leaf)) == kind
     assert len(traces) == 1
-
-
-def test_a_model_on_another_device_takes_its_optimizer_along():
-    device = jax.devices()[2]
-    model = {"w": jax.device_put(np.ones(2, np.float32), device)}
-    opt = sl.Optimizer(tx, model)
-    model, opt = opt.step(model, model)
-    assert {d for leaf in opt.arrays for d in leaf.devices()} == {device}

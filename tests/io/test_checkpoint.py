@@ -103,27 +103,6 @@ def test_double_precision_survives(path):
     assert safetensors.numpy.load_file(path)["model.z"].shape == (2, 1, 2)
 
 
-def test_typed_keys_and_weak_types_survive_and_only_what_is_asked_for_is_loaded(path):
-    raw = jax.random.PRNGKey(1)
-    for impl in ("threefry2x32", "rbg", "unsafe_rbg"):
-        keys, fresh = (jax.random.split(jax.random.key(seed, impl=impl), 2) for seed in (3, 0))
-        sl.checkpoint.save(path, key=keys, raw=raw)
-        loaded = sl.checkpoint.load(path, key=fresh, raw=jax.random.PRNGKey(0))
-        assert loaded["key"].dtype == keys.dtype
-        assert_same_bits((loaded["key"], loaded["raw"]), (keys, raw))
-    with pytest.raises(sl.checkpoint.MismatchError, match="key is key<unsafe_rbg> in the file"):
-        sl.checkpoint.load(path, key=jax.random.split(jax.random.key(3), 2))
-
-    sl.checkpoint.save(path, model=MODEL, opt=sl.Optimizer(sl.adam(0.1), MODEL), epoch=1)
-    assert list(sl.checkpoint.load(path, model=blank(MODEL))) == ["model"]
-    assert sl.checkpoint.load(path, epoch=0) == {"epoch": 1}
-
-    tree = {"x": jnp.asarray(1.0), "n": jnp.asarray(2), "strong": jnp.float32(1.0)}
-    sl.checkpoint.save(path, model=tree)
-    loaded = sl.checkpoint.load(path, model=jax.tree.map(lambda x: x * 0, tree))["model"]
-    assert kind_of(loaded) == kind_of(tree)
-
-
 def test_batch_norm_frozen_layers_and_a_loader_come_back(path):
     def make(seed):
         key = jax.random.key(seed)
@@ -180,7 +159,7 @@ def test_a_header_is_readable_and_a_dict_goes_there_and_back(adam):
         sl.checkpoint.from_dict(items, model=MODEL)
 
 
-def test_a_model_that_is_one_array_and_a_batch_of_runs_come_back(path):
+def test_models_of_one_array_batches_of_runs_and_typed_keys_come_back(path):
     model, opt = after_steps(sl.adam(0.1), 2, jnp.ones(2), jnp.ones(2))
     sl.checkpoint.save(path, model=model, opt=opt)
     loaded = sl.checkpoint.load(path, model=model * 0, opt=sl.Optimizer(sl.adam(0.1), model))
@@ -198,6 +177,25 @@ def test_a_model_that_is_one_array_and_a_batch_of_runs_come_back(path):
     assert_same_bits(loaded["opt"], opts)
     with pytest.raises(sl.checkpoint.MismatchError, match=r"count is \(2,\) in the file"):
         sl.checkpoint.load(path, opt=make(0.1))
+
+    raw = jax.random.PRNGKey(1)
+    for impl in ("threefry2x32", "rbg", "unsafe_rbg"):
+        keys, fresh = (jax.random.split(jax.random.key(seed, impl=impl), 2) for seed in (3, 0))
+        sl.checkpoint.save(path, key=keys, raw=raw)
+        loaded = sl.checkpoint.load(path, key=fresh, raw=jax.random.PRNGKey(0))
+        assert loaded["key"].dtype == keys.dtype
+        assert_same_bits((loaded["key"], loaded["raw"]), (keys, raw))
+    with pytest.raises(sl.checkpoint.MismatchError, match="key is key<unsafe_rbg> in the file"):
+        sl.checkpoint.load(path, key=jax.random.split(jax.random.key(3), 2))
+
+    sl.checkpoint.save(path, model=MODEL, opt=sl.Optimizer(sl.adam(0.1), MODEL), epoch=1)
+    assert list(sl.checkpoint.load(path, model=blank(MODEL))) == ["model"]
+    assert sl.checkpoint.load(path, epoch=0) == {"epoch": 1}
+
+    tree = {"x": jnp.asarray(1.0), "n": jnp.asarray(2), "strong": jnp.float32(1.0)}
+    sl.checkpoint.save(path, model=tree)
+    loaded = sl.checkpoint.load(path, model=jax.tree.map(lambda x: x * 0, tree))["model"]
+    assert kind_of(loaded) == kind_of(tree)
 
 
 def test_ages_of_parameters_come_back_also_by_equinox(path, adam, tmp_path):

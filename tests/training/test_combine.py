@@ -126,7 +126,7 @@ def test_orders_and_draws_of_pcgrad_follow_the_key():
         np.testing.assert_array_equal(run(make(jax.random.key_data(jax.random.key(2)))), results[2])
 
 
-def test_relobralo_is_that_of_its_authors_and_forgets_its_first_weights():
+def test_relobralo_is_that_of_its_authors_and_windows_combine_mean_terms():
     for rho, expected in ((1.0, [0.999069, 1.000931]), (0.0, [0.094826, 1.905174])):
         combination = sl.combine.ReLoBRaLo(temperature=0.1, rho=rho)
         state = combination.init(2)
@@ -144,19 +144,6 @@ def test_relobralo_is_that_of_its_authors_and_forgets_its_first_weights():
     weights, _ = combination.at_step(Terms(second), state, None)
     np.testing.assert_allclose(weights, 2 * jax.nn.softmax(10 * second / first), rtol=1e-5)
 
-
-def loss_fn(model, x):
-    return {
-        "first": jnp.mean(jnp.tanh(x @ model["w"]) ** 2),
-        "second": jnp.mean((x @ model["w"] - 1) ** 2) + model["b"] ** 2,
-    }
-
-
-MODEL = {"w": jnp.array([0.5, -0.2, 0.1]), "b": jnp.array(0.3)}
-X = jnp.linspace(-1, 1, 12).reshape(4, 3)
-
-
-def test_a_dict_of_losses_is_summed_and_a_window_combines_its_mean_terms():
     step = sl.train_step(loss_fn)
     summed = sl.train_step(lambda model, x: sum(loss_fn(model, x).values()))
     tx = sl.sgd(0.1)
@@ -172,6 +159,17 @@ def test_a_dict_of_losses_is_summed_and_a_window_combines_its_mean_terms():
     np.testing.assert_allclose(opt.metrics["terms.first"], 0.5)
     np.testing.assert_allclose(opt.state.inner.combination.last, [0.5, 0.5])
     np.testing.assert_allclose(model, 1 - 0.1 * (0.5 + 2 * 0.5), rtol=1e-6)
+
+
+def loss_fn(model, x):
+    return {
+        "first": jnp.mean(jnp.tanh(x @ model["w"]) ** 2),
+        "second": jnp.mean((x @ model["w"] - 1) ** 2) + model["b"] ** 2,
+    }
+
+
+MODEL = {"w": jnp.array([0.5, -0.2, 0.1]), "b": jnp.array(0.3)}
+X = jnp.linspace(-1, 1, 12).reshape(4, 3)
 
 
 def test_a_step_is_along_the_combined_gradient():

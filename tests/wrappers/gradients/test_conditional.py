@@ -169,17 +169,6 @@ def test_finiteness_in_every_dtype(dtype):
     assert finite(numbers).tolist() == [True, True] + [False] * len(bad)
 
 
-def test_results_are_checked_too():
-    # The gradients are finite, the updates overflow.
-    params, grads = {"w": jnp.ones(3)}, {"w": jnp.full(3, 1e30)}
-    tx = sl.sgd(1e30, momentum=0.9)
-    blind = both_verbs(sl.Optimizer(tx.if_finite(), params), params, grads)
-    for made, _ in blind.values():
-        assert not np.all(np.isfinite(made["w"]))
-    for after in assert_idle(sl.Optimizer(tx.if_finite(check="both"), params), params, grads):
-        assert int(after.metrics["notfinite_count"]) == 1
-
-
 def test_raising_is_an_error_of_the_next_call_that_needs_no_transfer():
     tx = sl.named_chain(safe=sl.adam(0.1).if_finite(1, on_limit="raise"))
     opt = sl.Optimizer(tx, MODEL)
@@ -226,7 +215,7 @@ def test_only_an_optimizer_that_may_raise_is_read_on_the_host(monkeypatch):
     assert len(asked) == 1
 
 
-def test_a_condition_sees_the_updates_and_passes_them_unrounded_where_it_is_false():
+def test_conditions_see_the_updates_and_results_are_checked_too():
     # As a last link: the raw update is added outside of the branches.
     opt = sl.Optimizer(sl.Scale(-0.1) | sl.Trace(0.9).when(odd), MODEL)
     expected = jax.tree.map(lambda p, g: p - jnp.float32(0.1) * g, MODEL, at(GRADS, 0))
@@ -247,6 +236,15 @@ def test_a_condition_sees_the_updates_and_passes_them_unrounded_where_it_is_fals
     updates, _ = tx.update(grads, tx.init(grads), None, sl.Context(step=jnp.int32(0)))
     assert updates["w"].dtype == jnp.float32
     assert_same_bits(updates["w"], grads["w"].astype(jnp.float32))
+
+    # The gradients are finite, the updates overflow.
+    params, grads = {"w": jnp.ones(3)}, {"w": jnp.full(3, 1e30)}
+    tx = sl.sgd(1e30, momentum=0.9)
+    blind = both_verbs(sl.Optimizer(tx.if_finite(), params), params, grads)
+    for made, _ in blind.values():
+        assert not np.all(np.isfinite(made["w"]))
+    for after in assert_idle(sl.Optimizer(tx.if_finite(check="both"), params), params, grads):
+        assert int(after.metrics["notfinite_count"]) == 1
 
 
 ASCENDS = (

@@ -21,8 +21,10 @@ class VariationalEnergy(AbstractCurvatureLoss):
 
         ∇E = 2·Re mean (Oᵢ − Ō)*·(Eᵢ − Ē),   S = Re mean (Oᵢ − Ō)*·(Oᵢ − Ō)ᵀ
 
-    so that a step with `sl.natural_gradient` is that of stochastic reconfiguration, or with
-    momentum that of SPRING. It is a loss for every rule: its gradient is ∇E.
+    so that `sl.natural_gradient` steps along S⁻¹·∇E, the direction of stochastic reconfiguration,
+    or with momentum that of SPRING. These are usually written with the force ∇E/2: a step with the
+    learning rate η is theirs with 2·η, so take half of a rate from there. It is a loss for every
+    rule: its gradient is ∇E.
 
     It is called as `loss_fn(model, samples, local_energies)`. The local energies are given, so the
     loss at other parameters is not known, and rules with a line search are refused.

@@ -1,5 +1,6 @@
 """Models that cannot be bound."""
 
+import functools
 from typing import Any
 
 import equinox as eqx
@@ -12,6 +13,7 @@ from .messages import arrays, bound, mlp, params, refused
 
 CREATE = "`sl.Optimizer(tx, model)` … `opt.rebind(model)`"
 ARRAYS = "floating or complex arrays"
+OPTAX_INIT = sl.interop.to_optax(sl.adam(0.1)).init
 
 
 Tensor = type("Tensor", (), {"__module__": "torch"})
@@ -34,6 +36,21 @@ def test_models_that_cannot_be_bound_or_are_other_than_the_one_bound():
         bound().step(params(), params() | {"w": Tensor()})
     with refused(TypeError, "'w' is a NumPy array of dtype bfloat16", "`jnp.asarray(leaf)`"):
         sl.Optimizer(sl.adam(0.1), {"w": np.ones(2, jnp.bfloat16)})
+    numbers = (2.0, {"a": (2.0, mlp())}, [mlp(), {"b": 2.0}])
+    for number, path in zip(numbers, ("x", "x.a.0", "x.1.b"), strict=True):
+        model = {"w": jnp.ones(2), "x": number}
+        for init in (functools.partial(sl.Optimizer, sl.adam(0.1)), OPTAX_INIT):
+            with refused(
+                TypeError,
+                f"'{path}' is the Python number 2.0",
+                "`jnp.asarray(2.0)` … `trainable=sl.where.everything()`, which trains all arrays",
+            ):
+                init(model)
+        sl.Optimizer(sl.adam(0.1), model, trainable=sl.where.everything())
+    # Of a module it may be a rate.
+    sl.Optimizer(sl.adam(0.1), {"w": jnp.ones(2), "x": eqx.nn.Dropout(0.5), "y": np.float64(1)})
+    with refused(ValueError, "Two arrays … the path 'a.b'", "Rename one of them"):
+        sl.Optimizer(sl.adam(0.1), {"a.b": jnp.ones(2), "a": {"b": jnp.ones(2)}})
 
     with refused(ValueError, "'w' is in the original model but not in this model", CREATE):
         bound().step({"b": jnp.ones(2)}, {"b": jnp.ones(2)})

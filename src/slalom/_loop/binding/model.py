@@ -10,7 +10,7 @@ import numpy as np
 from ... import tree
 from ..._core.text.messages import warn
 from ...tree.memory import to_device, to_memory_of
-from ...tree.paths import example, first_difference, leaf_paths
+from ...tree.paths import dotted, example, first_difference, leaf_paths
 from ...tree.types import Params, PyTree, Tracer, Updates, is_function, is_state_index
 from ...where.frozen import Unmarked
 from ...where.resolve import Where, check_matches, mask
@@ -211,8 +211,41 @@ def checked_split(model: PyTree, trainable: Where | None) -> Split:
             "There is nothing to train: the model has no floating or complex arrays"
             f"{but}. It contains {', '.join(kinds)}."
         )
+    if trainable is None:
+        _refuse_numbers(model)
+    _refuse_equal_paths(parts)
     _warn_tied(parts)
     return parts
+
+
+def _refuse_numbers(model: PyTree) -> None:
+    """Raises an error for a Python number where all others are parameters.
+
+    A module has numbers that are not trained, such as a dropout rate. A dict or tuple has none.
+    """
+
+    def is_module(x: Any) -> bool:
+        return isinstance(x, eqx.Module)
+
+    for path, x in jax.tree_util.tree_leaves_with_path(model, is_leaf=is_module):
+        if isinstance(x, float | complex) and not tree.is_inexact(x):
+            raise TypeError(
+                f"The parameter '{dotted(path)}' is the Python number {x!r}, and only arrays are "
+                f"trained. Write `jnp.asarray({x!r})`. If it is no parameter, keep it elsewhere, or "
+                "write `trainable=sl.where.everything()`, which trains all arrays."
+            )
+
+
+def _refuse_equal_paths(parts: Split) -> None:
+    """Raises an error for two arrays of one name, by which their state could not be told apart."""
+    seen: set[str] = set()
+    for path, x in zip(parts.paths, parts.leaves, strict=True):
+        if path in seen and tree.is_array(x):
+            raise ValueError(
+                f"Two arrays of the model have the path '{path}', because a key contains a dot. "
+                "Rename one of them: states, selectors and checkpoints use the paths."
+            )
+        seen.add(path)
 
 
 def _warn_tied(parts: Split) -> None:

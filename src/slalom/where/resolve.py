@@ -29,6 +29,11 @@ ONLY_SHAPES = (
     "a mask or label must not change between steps."
 )
 
+NO_ARRAYS = (
+    " Its function sees `jax.ShapeDtypeStruct`s in place of arrays, for which `eqx.is_array` and "
+    "`eqx.is_inexact_array` are False: test `leaf.ndim` or `leaf.dtype`."
+)
+
 ONE_CALL = (
     "It is called once with the tree, not with each leaf. For a function of a leaf, write "
     "`sl.where.leaf(lambda path, leaf: ...)`."
@@ -308,6 +313,11 @@ def as_where(where: WhereLike) -> Where:
             )
         return _Function(where)
     return _Tree.freeze(where)
+
+
+def calls_function(where: Where | None) -> bool:
+    """Whether a function of the user decides what is selected."""
+    return where is not None and any(isinstance(own, _Function) for own in where.primitives())
 
 
 def as_where_or_none(where: WhereLike | None) -> Where | None:

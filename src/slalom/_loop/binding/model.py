@@ -13,7 +13,7 @@ from ...tree.memory import to_device, to_memory_of
 from ...tree.paths import dotted, example, first_difference, leaf_paths
 from ...tree.types import Params, PyTree, Tracer, Updates, is_function, is_state_index
 from ...where.frozen import Unmarked
-from ...where.resolve import Where, check_matches, mask
+from ...where.resolve import NO_ARRAYS, Where, calls_function, check_matches, mask
 from ...where.selectors import everything
 
 Model = TypeVar("Model")
@@ -210,6 +210,7 @@ def checked_split(model: PyTree, trainable: Where | None) -> Split:
         raise ValueError(
             "There is nothing to train: the model has no floating or complex arrays"
             f"{but}. It contains {', '.join(kinds)}."
+            f"{NO_ARRAYS if calls_function(trainable) else ''}"
         )
     if trainable is None:
         _refuse_numbers(model)
@@ -221,18 +222,23 @@ def checked_split(model: PyTree, trainable: Where | None) -> Split:
 def _refuse_numbers(model: PyTree) -> None:
     """Raises an error for a Python number where all others are parameters.
 
-    A module has numbers that are not trained, such as a dropout rate. A dict or tuple has none.
+    A module has numbers that are not trained, such as a dropout rate, and so has a tree with
+    functions, strings or ints in it.
     """
 
     def is_module(x: Any) -> bool:
         return isinstance(x, eqx.Module)
 
-    for path, x in jax.tree_util.tree_leaves_with_path(model, is_leaf=is_module):
-        if isinstance(x, float | complex) and not tree.is_inexact(x):
+    leaves = jax.tree_util.tree_leaves_with_path(model, is_leaf=is_module)
+    outside = [(path, x) for path, x in leaves if not is_module(x)]
+    if not all(tree.is_inexact(x) or isinstance(x, float | complex) for _, x in outside):
+        return
+    for path, x in outside:
+        if not tree.is_inexact(x):
             raise TypeError(
                 f"The parameter '{dotted(path)}' is the Python number {x!r}, and only arrays are "
-                f"trained. Write `jnp.asarray({x!r})`. If it is no parameter, keep it elsewhere, or "
-                "write `trainable=sl.where.everything()`, which trains all arrays."
+                f"trained. Write `jnp.asarray({x!r})`. If it is no parameter, keep it elsewhere, "
+                "or write `trainable=sl.where.everything()`, which trains all arrays."
             )
 
 

@@ -166,7 +166,8 @@ def test_a_tree_names_the_parts_their_fields_and_the_state():
     opt = bound(sl.adam(sl.schedules.linear(1.0, 0.0, 4)))
     sl.train_step(lambda model: jnp.sum(model["w"]))(params(), opt)
     assert "donated" in parsed(opt._repr_html_()).text
-    with pytest.raises(ValueError, match="This optimizer was donated to a training step"):
-        opt.describe(params())
+    for read in (lambda: opt.describe(params()), lambda: opt.state_of("scale_by_adam")):
+        with pytest.raises(ValueError, match="This optimizer was donated to a training step"):
+            read()
     struct = {"w": jax.ShapeDtypeStruct((2,), jnp.float32)}
     assert "scale_by_adam" in parsed(sl.Optimizer(sl.adam(0.1), struct)._repr_html_()).text

@@ -12,12 +12,12 @@ from benchmarks.fits.problems import PROBLEMS, RUNS, start_of
 import slalom as sl
 from helpers import sampled
 
-# From the first, the fit runs to where peaks do not matter, as MINPACK does. The second reaches its
-# minimum with a damping whose steps are too short to say so, and then rejects all steps.
+# From the first, the fit says that it has converged where MINPACK ends too, which is no minimum of
+# the list. The second reaches its minimum, and ends there as stuck.
 LEFT_OUT = {("osborne_2", 10), ("linear_rank_1_with_zeros", 1)}
 
-# L-BFGS stops elsewhere on Meyer's problem, and on Powell's badly scaled one from afar: their
-# valleys are so narrow that no step changes anything.
+# L-BFGS is not yet right on all: on Meyer's problem, and on Powell's badly scaled one from afar, it
+# says that it has converged where there is no minimum.
 BY_LBFGS = ("rosenbrock", "beale", "brown_dennis", "bard", "brown_badly_scaled", "wood")
 
 

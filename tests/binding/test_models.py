@@ -247,7 +247,7 @@ def test_weakly_typed_leaves_become_strong_and_complex_models_descend():
         model, opt, _ = step(model, opt)
         assert not model["w"].weak_type
     assert len(traces) == 1
-    assert not any(leaf.weak_type for leaf in opt.arrays)
+    assert not any(leaf.weak_type for leaf in jax.tree.leaves(opt))
 
     # |z − c|²: by hand the gradient must be conjugated, which `train_step` does itself.
     target = jnp.array([1 + 2j, -1j], jnp.complex64)
@@ -279,8 +279,9 @@ def test_mistakes_with_a_bound_optimizer_are_told():
     opt = sl.Optimizer(sl.adam(sl.schedules.linear(0.1, 0.0, 10)), params)
     hyperparams = opt.hyperparams
     sl.train_step(jnp.sum)(params, opt)
+    assert float(hyperparams["learning_rate"]) == pytest.approx(0.1)
     reads = [lambda: opt.count, lambda: opt.metrics, lambda: opt.has_updated]
-    for read in (*reads, lambda: hyperparams["learning_rate"]):
+    for read in (*reads, lambda: opt.hyperparams):
         with pytest.raises(ValueError, match="was donated to a training step"):
             read()
     assert "<donated>" in repr(opt)
@@ -300,7 +301,7 @@ def test_abstract_models_bools_of_numpy_and_predicates_of_leaves():
         sl.Optimizer(sl.adamw(0.1, decay_where=eqx.is_inexact_array), mlp(jax.random.key(0)))
 
     abstract = sl.Optimizer(sl.adam(0.1), eqx.filter_eval_shape(mlp))
-    assert all(isinstance(x, jax.ShapeDtypeStruct) for x in abstract.arrays)
+    assert all(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(abstract))
     with pytest.raises(TypeError, match="ShapeDtypeStruct"):
         sl.adam(0.1).init(jax.ShapeDtypeStruct((3,), jnp.float32))
 

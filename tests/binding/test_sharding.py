@@ -58,7 +58,7 @@ def test_state_is_sharded_like_parameters_and_steps_are_those_of_one_device(case
     tx, params = RULES[case[0]], sharded(AXES[case[1]])
     opt = sl.Optimizer(tx, params)
     inside = jax.jit(lambda p: sl.Optimizer(tx, p))(params)
-    for a, b in zip(opt.arrays, inside.arrays, strict=True):
+    for a, b in zip(jax.tree.leaves(opt), jax.tree.leaves(inside), strict=True):
         assert a.sharding.is_equivalent_to(b.sharding, a.ndim)
 
     before = shardings((params, opt))

@@ -151,7 +151,7 @@ def assert_added_is_stepped(params, updated, stepped):
         # Updates are rounded to the parameter's dtype before they are added, and the sum again.
         unit = max(float(jnp.finfo(p.dtype).eps), 5e-7)
         np.testing.assert_allclose(*sl.tree.widened((added, p)), rtol=2 * unit, atol=2 * unit)
-    for a, b in zip(by_update.arrays, by_step.arrays, strict=True):
+    for a, b in zip(*map(jax.tree.leaves, (by_update, by_step)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
@@ -234,7 +234,7 @@ def test_step_leaves_everything_where_it_lies_on_a_mesh(row):
     params = jax.tree.map(lambda p: jax.device_put(np.asarray(p), everywhere), make_params())
     grads = make_grads(params)
     opt = sl.Optimizer(row.tx, params)
-    assert all(leaf.sharding == everywhere for leaf in opt.arrays)
+    assert all(leaf.sharding == everywhere for leaf in jax.tree.leaves(opt))
     assert kind_of(opt.step(params, grads, **known(params, grads))) == kind_of((params, opt))
 
 

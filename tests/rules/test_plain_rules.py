@@ -135,7 +135,7 @@ def test_keys_of_every_kind_are_donated_scanned_mapped_and_saved(key):
     tx = sl.noisy_sgd(0.1, key=key)
     opt = sl.Optimizer(tx, params)
     assert "donated" not in repr(opt.transform)
-    assert all(isinstance(leaf, jax.Array) for leaf in opt.arrays)
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(opt))
 
     def twice(params, opt):
         return jax.lax.scan(lambda c, _: (c[1].step(c[0], c[0]), None), (params, opt), length=2)[0]

@@ -243,7 +243,7 @@ def test_rebind_reset_and_checkpoints_keep_what_is_stored(tmp_path):
     assert all(jnp.all(jnp.isfinite(p)) for p in jax.tree.leaves(trained))
     sl.checkpoint.save(tmp_path / "run", model=params, opt=opt)
     loaded = sl.checkpoint.load(tmp_path / "run", model=PARAMS, opt=sl.Optimizer(tx, PARAMS))
-    for a, b in zip(loaded["opt"].arrays, opt.arrays, strict=True):
+    for a, b in zip(*map(jax.tree.leaves, (loaded["opt"], opt)), strict=True):
         assert jnp.array_equal(a, b)
 
 

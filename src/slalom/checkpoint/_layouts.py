@@ -10,6 +10,7 @@ import numpy as np
 from .. import codecs
 from .._core.engine.encoded import Encoded, is_encoded
 from .._core.state.slots import Slot, rule_slots
+from .._loop.binding.names import Position, named_arrays, positions
 from .._loop.binding.optimizer import Optimizer
 from .._loop.reports.rebind import Side
 from ..tree.paths import example
@@ -24,16 +25,13 @@ code of its codec in place of the codec."""
 
 def layout_of(opt: Optimizer, start: str) -> Layout:
     """The layout of an optimizer, all of whose names begin with `start`."""
-    binding = opt.binding
-    transform, (state, _) = example(binding.structure)
-    statics = {i for i, _, _ in binding.statics}
-    arrays = (i for i in range(binding.structure.num_leaves) if i not in statics)
-    names = {i: start + name for i, name in zip(arrays, binding.names, strict=True)}
+    transform, state, _ = positions(jax.tree.structure(opt.arrays))
+    names = [start + name for name in named_arrays(opt.arrays)]
 
-    def named(leaf: Any) -> Any:
-        return jax.tree.map(names.get, leaf)  # `None` for what is no array
+    def named(leaf: Any) -> Any:  # `None` for what is no array
+        return jax.tree.map(lambda i: names[i] if isinstance(i, Position) else None, leaf)
 
-    own = Side.of(transform, state, example(binding.params))
+    own = Side.of(transform, state, example(opt.binding.params))
     rules = Side.at(rule_slots(transform), jax.tree.leaves(transform), own.params)
     return {"rules": rules.mapped(named), "state": own.mapped(named)}
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from .. import tree
 from .._core.engine.encoded import is_encoded
+from .._loop.binding import names
 from .._loop.binding.names import free_name
 from .._loop.binding.optimizer import Optimizer
 from ..tree.paths import dotted
@@ -32,19 +33,10 @@ def nodes(root: str, given: PyTree) -> list[tuple[str, Any]]:
 
 def named_leaves(root: str, given: PyTree) -> list[tuple[str, Any]]:
     """Every leaf of a tree with a name of its own, in order."""
-    named: list[tuple[str, Any]] = []
-    for path, node in nodes(root, given):
-        if isinstance(node, Optimizer):
-            names = (f"{path}.{name}" for name in node.binding.names)
-            named += zip(names, node.arrays, strict=True)
-        else:
-            named.append((path, node))
-    taken: set[str] = set()
-    for i, (name, leaf) in enumerate(named):
-        name = free_name(name, taken)
-        taken.add(name)
-        named[i] = name, leaf
-    return named
+    named: dict[str, Any] = {}
+    for path, leaf in names.named_leaves(given):
+        named[free_name(".".join(filter(None, (root, path))), named)] = leaf
+    return [*named.items()]
 
 
 def saved_leaves(root: str, given: PyTree) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from .._core.engine.encoded import is_encoded
 from .._core.state.slots import Slot
 from .._core.text.messages import warn
 from .._core.text.printing import shortest
+from .._loop.binding.names import named_arrays
 from .._loop.binding.optimizer import Optimizer
 from .._loop.reports.rebind import Side, Transfer, in_form_of, transfer
 from ..tree.types import PyTree, Tracer
@@ -183,12 +184,11 @@ def _compare_optimizers(
     """
     own = layout_of(opt, f"{path}.")
     saved = source.layouts.get(path, own)
-    names = (f"{path}.{name}" for name in opt.binding.names)
-    arrays = dict(zip(names, opt.arrays, strict=True))
+    arrays = {f"{path}.{name}": x for name, x in named_arrays(opt.arrays).items()}
     codecs = {repr(x.codec): x.codec for x in own["state"].leaves if is_encoded(x)}
     count = source.items.get(f"{path}.count")
     # Several runs have an axis more than their slots say.
-    by_name = opt.arrays[-1].ndim > 0 or bool(shape_of(count))
+    by_name = opt.arrays.count.ndim > 0 or bool(shape_of(count))
 
     def pair(part: str) -> _Pair:
         known = saved[part].mapped(lambda x: x if has_all(x, source.items) else None)

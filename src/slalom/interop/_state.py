@@ -2,33 +2,26 @@
 
 import dataclasses
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
 from jaxtyping import Array, Int
 
-from .. import tree
 from .._core.fields.hyperparams import targets
+from .._core.fields.readings import Readings
 from .._core.protocol.transform import AbstractTransform
-from .._loop.binding.arrays import Arrays
-from .._loop.binding.binding import Binding, bind
+from .._loop.binding.binding import Arrays, Binding
 from .._loop.binding.model import Model, split
+from .._loop.binding.names import named_arrays
 from .._loop.binding.optimizer import Optimizer
-from .._loop.reports.readings import Readings
+from ..tree.packed import holds_arrays, pack, unpack
 from ..tree.types import PyTree
 from ..wrappers.scope.flatten import Joined
 from ._flax import pure
 from ._named import Fields, with_names, without_names
 
 State = TypeVar("State")
-
-
-class Constant(eqx.Module):
-    """A leaf of a transform that is no array, such as a function, as part of the structure."""
-
-    value: Any = eqx.field(static=True)
 
 
 class ToOptaxState(eqx.Module):
@@ -54,7 +47,7 @@ class ToOptaxState(eqx.Module):
     @property
     def inner_state(self) -> Any:
         """The state of the transform."""
-        return without_names(self.fields.inner_state)
+        return without_names(unpack(self.fields.inner_state))
 
     @property
     def hyperparams(self) -> Readings:
@@ -69,44 +62,34 @@ def as_state(
     transform: AbstractTransform[Any], inner_state: Any, count: Any, given: tuple[str, ...]
 ) -> ToOptaxState:
     """The state with these parts, in which all leaves are arrays."""
-    transform, inner_state = jax.tree.map(
-        lambda x: x if tree.is_array(x) else Constant(x), (transform, inner_state)
-    )
-    return ToOptaxState(transform, Fields(count, with_names(inner_state)), given)
+    named = with_names(inner_state)
+    rule, named = (x if holds_arrays(x) else pack(x) for x in (transform, named))
+    return ToOptaxState(rule, Fields(count, named), given)
 
 
-def as_optimizer(state: ToOptaxState, structure: Any = None) -> Optimizer:
+_NO_PARAMS = jax.tree.structure(None)
+
+
+def as_optimizer(state: ToOptaxState, structure: Any = _NO_PARAMS) -> Optimizer:
     """An optimizer with the parts of a state, bound to parameters of this structure."""
-    transform, inner_state = jax.tree.map(
-        lambda x: x.value if isinstance(x, Constant) else x,
-        (state.transform, state.inner_state),
-        is_leaf=lambda x: isinstance(x, Constant),
-    )
-    leaves, binding = bind((transform, (inner_state, state.count)), None, structure)
-    return Optimizer(arrays=Arrays(leaves, _kept(binding)))
-
-
-@lru_cache(maxsize=256)
-def _kept(binding: Binding) -> Binding:
-    """An equal binding from an earlier call, which keeps its compiled readings."""
-    return binding
+    arrays = Arrays(pack(unpack(state.transform)), pack(state.inner_state), state.count)
+    return Optimizer(arrays=arrays, binding=Binding(None, structure))
 
 
 def updated(state: ToOptaxState, opt: Optimizer) -> ToOptaxState:
     """The state with the parts of an optimizer."""
-    return as_state(opt.transform, opt.state, opt.arrays.leaves[-1], state.given)
+    return as_state(opt.transform, opt.state, opt.arrays.count, state.given)
 
 
 def names(state: ToOptaxState) -> dict[str, Any]:
     """The arrays of a state by their full paths."""
-    arrays = as_optimizer(state).arrays
-    return dict(zip(arrays.binding.names, arrays, strict=True))
+    return named_arrays(as_optimizer(state).arrays)
 
 
 def renamed(state: ToOptaxState, arrays: Mapping[str, Any]) -> ToOptaxState:
     """Undoes `names`: the state with other arrays."""
-    opt = as_optimizer(state)
-    return updated(state, Optimizer(arrays=Arrays(tuple(arrays.values()), opt.binding)))
+    opt = jax.tree.structure(as_optimizer(state)).unflatten(arrays.values())
+    return updated(state, opt)
 
 
 # --- without parameters ---------------------------------------------------------------------
@@ -160,7 +143,7 @@ def hyperparams(state: PyTree) -> Readings:
     - `state`: the state of a transform that `sl.interop.to_optax` made, or a tree that contains
         one, such as the state of an `optax.chain` or a `TrainState`.
 
-    **Returns:** a read-only mapping. A value is computed when it is read.
+    **Returns:** a read-only mapping.
 
     ```python
     >>> state = sl.interop.to_optax(sl.adam(1e-3)).init({"w": jnp.ones(2)})

@@ -15,7 +15,7 @@ from .._core.protocol.loss import loss_of
 from .._core.protocol.transform import AbstractTransform, require_transform
 from .._core.protocol.writer import RETURN
 from .._core.state.walk import transforms
-from .._loop.binding.binding import init_state, is_abstract, on_param_devices
+from .._loop.binding.binding import Arrays, init_state, is_abstract, on_param_devices
 from .._loop.binding.model import checked_split, split, strong
 from .._loop.binding.optimizer import Optimizer
 from .._loop.binding.stepping import KEYWORDS, as_keywords, run
@@ -115,15 +115,14 @@ def to_optax(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _bound(tx: AbstractTransform[Any], params: PyTree, dtype: Any | None) -> tuple[Any, Any, Any]:
+def _bound(tx: AbstractTransform[Any], params: PyTree, dtype: Any | None) -> Arrays:
     """The transform with its numbers as arrays, its state and its count, as in an optimizer."""
     if is_abstract(params):
         return eqx.filter_eval_shape(_bound, tx, params, dtype)
     params = jax.tree.map(strong, checked_split(params, None).params)
     transform = checked(tx, params, dtype, is_whole=False)
-    parts = (transform, (init_state(transform, params), tree.fresh_count()))
-    transform, (state, count) = on_param_devices(parts, params)
-    return transform, state, count
+    arrays = Arrays(transform, init_state(transform, params), tree.fresh_count())
+    return on_param_devices(arrays, params)
 
 
 # --- one update -----------------------------------------------------------------------------
@@ -153,12 +152,11 @@ def _updates(
 def _without_params(inputs: StepInputs) -> tuple[list[Array], Updates]:
     """As `opt.update`, but the transform sees no parameters, as in Optax's `tx.update(g, s)`."""
     opt, grads = inputs.opt, inputs.grads
-    transform, (state, count) = opt._tree
     updates, new = run(
         RETURN,
-        transform,
-        state,
-        count,
+        opt.transform,
+        opt.state,
+        opt.arrays.count,
         opt.binding.params,
         split(grads, None),
         grads,
@@ -188,11 +186,11 @@ def _in_containers_of(given: PyTree, plain: PyTree, result: PyTree) -> PyTree:
 
 def _given(tx: AbstractTransform[Any], bound: AbstractTransform[Any]) -> tuple[str, ...]:
     """The paths of the arrays of a transform, where others have numbers."""
-    opt = as_optimizer(as_state(bound, None, tree.fresh_count(), ()))
+    known = names(as_state(bound, None, tree.fresh_count(), ()))
     numbers = [
         x for x in jax.tree.leaves(tx) if tree.is_array(x) or isinstance(x, bool | int | float)
     ]
-    pairs = zip(opt.binding.names, numbers, strict=False)
+    pairs = zip(known, numbers, strict=False)
     return tuple(name for name, x in pairs if tree.is_array(x))
 
 

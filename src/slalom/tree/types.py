@@ -54,6 +54,11 @@ def is_state_index(x: Any) -> bool:
     return isinstance(x, eqx.nn.StateIndex)
 
 
+def is_deleted(x: Any) -> bool:
+    """Whether this is an array that was donated."""
+    return not isinstance(x, Tracer) and getattr(x, "is_deleted", bool)()
+
+
 def under_jit(x: Any) -> bool:
     """Whether `x` is being traced by `jax.jit` itself, not by `vmap` or `grad`."""
     return isinstance(x, DynamicJaxprTracer)

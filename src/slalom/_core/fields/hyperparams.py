@@ -17,8 +17,8 @@ from ..protocol.parts import CHECK, AbstractDeclared, Part
 from ..protocol.transform import AbstractTransform
 from ..state.walk import parts
 from ..text.printing import shortest
-from .by_path import ByPath, the_path
 from .declare import bind_numbers, hyperparameter_fields
+from .readings import Readings, the_path
 from .schedule import AbstractSchedule, AbstractStatefulSchedule, read_number
 
 
@@ -110,7 +110,7 @@ def _replacement(path: str, field: Any, old: Any, value: Any, replace_schedules:
     return jax.device_put(new, old.sharding) if placed else new
 
 
-def read(transform: AbstractTransform[Any], state: Any, context: Context | None) -> ByPath:
+def read(transform: AbstractTransform[Any], state: Any, context: Context | None) -> Readings:
     """The value of each hyperparameter in the next update."""
     values = {}
     for part in parts(transform, state, context):
@@ -123,7 +123,7 @@ def read(transform: AbstractTransform[Any], state: Any, context: Context | None)
                 value = read_number(part.module, field.name, part.context)
             if value is not None:
                 values[".".join((*part.path, field.name))] = value
-    return ByPath(values)
+    return Readings(values)
 
 
 def replace(

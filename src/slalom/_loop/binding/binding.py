@@ -1,8 +1,7 @@
 """Binds a transform to parameters: checks the pair, and splits it into arrays and static data."""
 
 import dataclasses
-import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -12,27 +11,29 @@ from ... import tree
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import PARAM_LIKE, PER_PARAM, SPREAD
 from ..._core.state.slots import slots
-from ..._core.state.walk import transforms
 from ..._core.text.messages import uncalled
 from ...tree.memory import is_on_host, to_device, to_host
+from ...tree.packed import pack
 from ...tree.paths import example, leaf_paths
 from ...tree.types import Params, PyTree, Tracer
 from ...where.resolve import Where
 from ..sharding.mesh import mesh_sharding, spread_spec
-from ..sharding.sharded_state import StateSharding
-from .names import names_of
+from ..sharding.sharded_state import StateSharding, remembered
+
+
+class Arrays(NamedTuple):
+    """The parts of an optimizer, which it holds packed: so all of its leaves are arrays, and a call
+    flattens no modules."""
+
+    transform: Any
+    state: Any
+    count: Any
 
 
 @dataclasses.dataclass(frozen=True)
 class Binding:
     """The static part of an optimizer."""
 
-    structure: Any
-    """The structure of the tree (transform, (state, count))."""
-    rules: int
-    """The number of arrays that belong to the transform. They come first."""
-    statics: tuple[tuple[int, type, Any], ...]
-    """Leaves that are not arrays, such as the functions in a learned optimizer's network."""
     trainable: Where | None
     params: Any
     """The structure of the trainable parameters at binding."""
@@ -40,47 +41,28 @@ class Binding:
     """Where the parameters and the state were at binding, or where `Optimizer.shard_state` put
     it. Tracers do not show it."""
 
-    @functools.cached_property
-    def guarded(self) -> bool:
-        """Whether a transform checks its state on the host before each step."""
-        transform, _ = example(self.structure)
-        return any(part.module.guard is not None for part in transforms(transform))
-
-    @functools.cached_property
-    def readings(self) -> dict[Any, Any]:
-        """The compiled readings of optimizers with this structure, by name."""
-        return {}
-
-    @functools.cached_property
-    def names(self) -> tuple[str, ...]:
-        """The full path of each array."""
-        transform, (state, _) = example(self.structure)
-        statics = {i for i, _, _ in self.statics}
-        names = names_of(transform, state, self.structure.num_leaves)
-        return tuple(name for i, name in enumerate(names) if i not in statics)
-
     def __reduce__(self) -> Any:
         # JAX does not pickle the structure of a tree of modules, but any tree that has it can be.
         # A mesh cannot be pickled either, nor are pickled arrays loaded onto one.
-        rest = (self.rules, self.statics, self.trainable)
-        return _unpickle, (example(self.structure), example(self.params), *rest)
+        return _unpickle, (self.trainable, example(self.params))
 
 
-def _unpickle(bound_tree: PyTree, params: PyTree, *rest: Any) -> Binding:
-    rules, statics, trainable = rest
-    structure, bound = jax.tree.structure(bound_tree), jax.tree.structure(params)
-    return Binding(structure, rules, statics, trainable, bound)
+def _unpickle(trainable: Where | None, params: PyTree) -> Binding:
+    return Binding(trainable, jax.tree.structure(params))
 
 
-def bind(bound_tree: Any, trainable: Where | None, params: Any) -> tuple[tuple[Any, ...], Binding]:
-    """Splits (transform, (state, count)) into arrays and static data."""
-    leaves, structure = jax.tree.flatten(bound_tree)
-    statics = tuple((i, type(x), x) for i, x in enumerate(leaves) if not tree.is_array(x))
-    skip = {i for i, _, _ in statics}
-    arrays = tuple(x for i, x in enumerate(leaves) if i not in skip)
-    total = jax.tree.structure(bound_tree[0]).num_leaves
-    rules = total - sum(i < total for i in skip)
-    return arrays, Binding(structure, rules, statics, trainable, params)
+def bind(
+    transform: AbstractTransform[Any],
+    state: Any,
+    count: Any,
+    params: Params,
+    trainable: Where | None = None,
+) -> tuple[Arrays, Binding]:
+    """The fields of an optimizer with these parts, on the devices of the parameters."""
+    arrays = on_param_devices(Arrays(transform, state, count), params)
+    arrays = Arrays(pack(arrays.transform), pack(arrays.state), arrays.count)
+    sharding = remembered(jax.tree.leaves(arrays[1:]), params)
+    return arrays, Binding(trainable, jax.tree.structure(params), sharding)
 
 
 def init_state(transform: AbstractTransform[Any], params: Params) -> Any:
@@ -120,16 +102,16 @@ def no_transform(given: Any, model: PyTree) -> str:
     return f"{message}{given!r}.{uncalled(given)}"
 
 
-def on_param_devices(bound_tree: PyTree, params: Params) -> PyTree:
+def on_param_devices(arrays: Arrays, params: Params) -> Arrays:
     """Moves everything to the devices of the parameters.
 
     What is not there yet is replicated, except for what its field spreads over the devices.
     """
     first = next((p for p in jax.tree.leaves(params) if isinstance(p, jax.Array)), None)
     if first is None or isinstance(first, Tracer) or not first.committed:
-        return bound_tree
+        return arrays
     sharding = first.sharding
-    spread = _spread(bound_tree, params) if isinstance(sharding, NamedSharding) else {}
+    spread = _spread(arrays, params) if isinstance(sharding, NamedSharding) else {}
 
     def put(x: Any) -> Any:
         if not isinstance(x, jax.Array) or isinstance(x, Tracer):
@@ -144,12 +126,12 @@ def on_param_devices(bound_tree: PyTree, params: Params) -> PyTree:
         replicated = tree.canonical_spec(sharding.mesh, (), x.ndim)
         return jax.device_put(x, NamedSharding(sharding.mesh, replicated))
 
-    return jax.tree.map(put, bound_tree)
+    return jax.tree.map(put, arrays)
 
 
-def _spread(bound_tree: PyTree, params: Params) -> dict[int, NamedSharding]:
+def _spread(arrays: Arrays, params: Params) -> dict[int, NamedSharding]:
     """The shardings of the arrays that are divided among the devices of a parameter, by id."""
-    transform, (state, _) = bound_tree
+    transform, state, _ = arrays
     homes = dict(zip(leaf_paths(params), map(mesh_sharding, jax.tree.leaves(params)), strict=True))
     found = {}
     for x, slot in zip(jax.tree.leaves(state), slots(transform, state, list(homes)), strict=True):

@@ -16,9 +16,10 @@ from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.slots import reset
 from ..._core.text.advice import advise_positions
 from ..._core.text.mistakes import frozen, no_attribute, optimizer_advice
+from ...tree.packed import pack
 from ...tree.paths import example, leaf_paths
 from ...tree.types import PyTree
-from ...where.resolve import Where, WhereLike, as_where, as_where_or_none, check_matches, mask
+from ...where.resolve import WhereLike, as_where, as_where_or_none, check_matches, mask
 from ..programs.compiled import (
     StepInputs,
     check_guards,
@@ -31,17 +32,9 @@ from ..reports.rebinding import AS_BEFORE, AsBefore, Rebinding, Rebound
 from ..reports.rows import rows_of
 from ..reports.transform_checks import checked
 from ..sharding.shard import ShardedState, shard
-from ..sharding.sharded_state import remembered
-from .arrays import Arrays
-from .binding import (
-    Binding,
-    bind,
-    init_state,
-    is_abstract,
-    no_transform,
-    on_param_devices,
-)
-from .bound import AbstractBound, made
+from ..sharding.sharded_state import StateSharding
+from .abstract_optimizer import AbstractOptimizer
+from .binding import Arrays, Binding, bind, init_state, is_abstract, no_transform
 from .model import Model, check_bound, checked_split, split, strong
 from .stepping import KEYWORDS, as_keywords, check_one_run
 from .thrown_away import watch_results
@@ -52,7 +45,7 @@ _advise_positions = advise_positions(
 )
 
 
-class Optimizer(AbstractBound):
+class Optimizer(AbstractOptimizer):
     """A transform together with its state, bound to the parameters of a model.
 
     ```python
@@ -76,6 +69,7 @@ class Optimizer(AbstractBound):
         trainable: WhereLike | None = None,
         hyperparam_dtype: Any | None = None,
         arrays: Arrays | None = None,
+        binding: Binding | None = None,
     ):
         """Initializes the state of a transform for the parameters of a model.
 
@@ -92,10 +86,10 @@ class Optimizer(AbstractBound):
             class. The others have no state and no weight decay, do not contribute to norms, and
             never change.
         - `hyperparam_dtype`: the dtype of all hyperparameters. Defaults to the dtypes above.
-        - `arrays`: only for `dataclasses.replace`, which passes the field by its name.
+        - `arrays`, `binding`: only for `dataclasses.replace`, which passes the fields by name.
         """
-        if arrays is not None:
-            self.arrays = arrays
+        if arrays is not None and binding is not None:
+            self.arrays, self.binding = arrays, binding
             return
         if not isinstance(transform, AbstractTransform):
             raise TypeError(no_transform(transform, model))
@@ -109,12 +103,13 @@ class Optimizer(AbstractBound):
             make = functools.partial(
                 Optimizer, transform, trainable=where, hyperparam_dtype=hyperparam_dtype
             )
-            self.arrays = eqx.filter_eval_shape(make, model).arrays
+            shapes = eqx.filter_eval_shape(make, model)
+            self.arrays, self.binding = shapes.arrays, shapes.binding
             return
         params = jax.tree.map(strong, checked_split(model, where).params)
         transform = checked(transform, params, hyperparam_dtype)
-        bound_tree = (transform, (init_state(transform, params), tree.fresh_count()))
-        self.arrays = Arrays(*_bound(bound_tree, params, where))
+        state = init_state(transform, params)
+        self.arrays, self.binding = bind(transform, state, tree.fresh_count(), params, where)
 
     _refuses_calls: ClassVar[bool] = True
     __frozen__: ClassVar[tuple[str, ...]] = ("**",)
@@ -184,7 +179,7 @@ class Optimizer(AbstractBound):
         check_guards(self)
         keywords = _keywords(value, grad, value_fn, key, weight, per_param, extra)
         after, _ = compiled_step(StepInputs(grads, keywords, model, self))
-        counts = self.arrays.leaves[-1], after.opt.arrays.leaves[-1]
+        counts = self.arrays.count, after.opt.arrays.count
         watch_results(model, counts[0], after.model, counts[1])
         return after.model, after.opt
 
@@ -251,11 +246,9 @@ class Optimizer(AbstractBound):
                 f"`with_hyperparams` takes a mapping from names to values, got {values!r}. Write "
                 "`opt.with_hyperparams(learning_rate=1e-4)`."
             )
+        check_readable(self)
         transform = replace(self.transform, {**(values or {}), **named}, replace_schedules)
-        bound_tree = (transform, (self.state, self.count))
-        leaves, binding = bind(bound_tree, self.binding.trainable, self.binding.params)
-        binding = dataclasses.replace(binding, sharding=self.binding.sharding)
-        return made(Optimizer, leaves, self.binding if binding == self.binding else binding)
+        return dataclasses.replace(self, arrays=self.arrays._replace(transform=pack(transform)))
 
     # --- state ------------------------------------------------------------------------------
 
@@ -286,11 +279,9 @@ class Optimizer(AbstractBound):
             check_matches(as_where(where), params)
             keep = mask(as_where(where), params)
             chosen = [path for path, k in zip(paths, keep, strict=True) if k]
-        transform, (state, count) = self._tree
-        fresh = init_state(transform, jax.tree.map(strong, params))
-        state = reset(transform, state, fresh, params, chosen)
-        leaves, binding = _bound((transform, (state, count)), params, self.binding.trainable)
-        return made(Optimizer, leaves, binding)._sharded_like(self, params)
+        fresh = init_state(self.transform, jax.tree.map(strong, params))
+        state = reset(self.transform, self.state, fresh, params, chosen)
+        return self._with(state, self.count, params, self.binding.sharding)
 
     @advise_positions("Write `opt, report = opt.rebind(model, tx=tx)`.")
     def rebind(
@@ -363,9 +354,8 @@ class Optimizer(AbstractBound):
             moved,
             goes_on=goes_on,
         )
-        bound_tree = (new.transform, (state, jnp.copy(self.count)))
-        new = made(Optimizer, *_bound(bound_tree, params, new.binding.trainable))
-        return Rebound(new._sharded_like(self, params), report)
+        new = new._with(state, jnp.copy(self.count), params, self.binding.sharding)
+        return Rebound(new, report)
 
     def shard_state(self, mesh: Mesh, axis: str = "data") -> "tuple[Optimizer, ShardedState]":
         """Partitions the state over a mesh axis along which the parameters are replicated (ZeRO-1).
@@ -397,29 +387,18 @@ class Optimizer(AbstractBound):
         """
         check_readable(self)
         check_one_run(self.count, "opt.shard_state(mesh)")
-        leaves, binding, report = shard(self._tree, self.arrays, mesh, axis, {})
-        return made(Optimizer, leaves, binding), report
+        arrays, binding, report = shard(self.arrays, self.binding, mesh, axis, {})
+        return Optimizer(arrays=arrays, binding=binding), report
 
-    def _sharded_like(self, other: "Optimizer", params: PyTree) -> "Optimizer":
-        """This optimizer, with its state partitioned as that of another one."""
-        given = other.binding.sharding
-        if given is None or given.axis is None:
-            return self
-        homes = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
-        leaves, binding, _ = shard(self._tree, self.arrays, given.mesh, given.axis, homes)
-        return made(Optimizer, leaves, binding)
-
-
-# --- parts --------------------------------------------------------------------------------
-
-
-def _bound(
-    bound_tree: Any, params: PyTree, trainable: Where | None
-) -> tuple[tuple[Any, ...], Binding]:
-    """The arrays and the binding of (transform, (state, count)), which remembers where they are."""
-    bound_tree = on_param_devices(bound_tree, params)
-    leaves, binding = bind(bound_tree, trainable, jax.tree.structure(params))
-    return leaves, dataclasses.replace(binding, sharding=remembered(leaves, params))
+    def _with(
+        self, state: Any, count: Any, params: PyTree, sharding: StateSharding | None
+    ) -> "Optimizer":
+        """This optimizer with another state, which is partitioned as in another sharding."""
+        arrays, binding = bind(self.transform, state, count, params, self.binding.trainable)
+        if sharding is not None and sharding.axis is not None:
+            homes = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
+            arrays, binding, _ = shard(arrays, binding, sharding.mesh, sharding.axis, homes)
+        return Optimizer(arrays=arrays, binding=binding)
 
 
 def _keywords(*values: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ They take what a call passes as one tree, `StepInputs`. The class of the optimiz
 file above this one.
 """
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,8 +18,9 @@ from ..._core.protocol.parameter_writer import params_to_evaluate
 from ..._core.protocol.writer import ADD, RETURN, Writer
 from ..._core.state.walk import transforms
 from ...tree.memory import to_device
-from ...tree.types import PyTree, Tracer, Updates
-from ..binding.arrays import check_not_donated, is_deleted
+from ...tree.packed import unpack
+from ...tree.paths import example
+from ...tree.types import PyTree, Tracer, Updates, is_deleted
 from ..binding.model import Split, split
 from ..binding.stepping import run
 from .program import Program
@@ -42,18 +44,28 @@ class StepInputs(NamedTuple):
 
 def check_readable(opt: Any) -> None:
     """Raises an error if the optimizer was donated, so that its state cannot be read."""
-    check_not_donated(opt.arrays.leaves[-1:])
+    if is_deleted(opt.arrays.count):
+        raise ValueError(
+            "This optimizer was donated to a training step, so its state can no longer be read. "
+            "Use the optimizer that the step returned, after Ctrl-C `step.last[1]`, or "
+            "`sl.train_step(loss_fn, donate=False)`."
+        )
 
 
 def check_guards(opt: Any) -> None:
     """Raises the error that a state has recorded, such as too many non-finite gradients."""
-    if not opt.binding.guarded:
+    if not _is_guarded(jax.tree.structure(opt.arrays.transform)):
         return  # nothing to check, so do not block
-    if any(isinstance(x, Tracer) or is_deleted(x) for x in opt.arrays):
+    if any(isinstance(x, Tracer) or is_deleted(x) for x in jax.tree.leaves(opt)):
         return  # traced, or donated, which the step itself refuses
     for part in transforms(opt.transform, opt.state):
         if part.module.guard is not None:
             part.module.guard(part.name, part.state)
+
+
+@functools.lru_cache(maxsize=256)
+def _is_guarded(structure: Any) -> bool:
+    return any(part.module.guard is not None for part in transforms(unpack(example(structure))))
 
 
 def carried(inputs: Any, *, model: bool = True) -> Any:
@@ -63,8 +75,9 @@ def carried(inputs: Any, *, model: bool = True) -> Any:
     """
     opt = inputs.opt
     flags = jax.tree.map(lambda _: False, inputs)
-    changes = tuple(i >= opt.binding.rules for i in range(len(opt.arrays)))
-    flags = flags._replace(opt=jax.tree.structure(opt).unflatten(changes))
+    state = jax.tree.map(lambda _: True, opt.arrays.state)
+    arrays = flags.opt.arrays._replace(state=state, count=True)
+    flags = flags._replace(opt=dataclasses.replace(flags.opt, arrays=arrays))
     if not model:
         return flags
     return flags._replace(model=split(inputs.model, opt.binding.trainable).flags(inputs.model))
@@ -75,7 +88,7 @@ def homes(inputs: Any, *, model: bool = True) -> tuple[NamedSharding | None, ...
     binding = inputs.opt.binding
     if binding.sharding is None:
         return ()
-    state = binding.sharding.arrays[binding.rules :]
+    state = binding.sharding.state
     return (*binding.sharding.params, *state) if model else state
 
 
@@ -90,7 +103,7 @@ def advance(
     in_training_step: bool = False,
 ) -> tuple[PyTree, list[Array]]:
     """One step of an optimizer on traced arrays, as in `run`."""
-    rule, (state, count) = opt._tree
+    rule, state, count = opt.transform, opt.state, opt.arrays.count
     sharding = opt.binding.sharding
     places = () if sharding is None else sharding.of_updates()
     if sharding is not None and sharding.axis is None:

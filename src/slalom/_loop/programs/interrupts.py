@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
-from ..binding.arrays import is_deleted
+from ...tree.types import is_deleted
 
 # What the module `signal` wraps in enums, which would make every step 20 µs longer.
 _c: Any = importlib.import_module("_signal")

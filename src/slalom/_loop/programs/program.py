@@ -25,10 +25,11 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ...tree.jaxprs import equations
+from ...tree.packed import pack, unpack
 from ...tree.paths import dotted
-from ...tree.types import Tracer, under_jit
-from ..binding.arrays import is_deleted
+from ...tree.types import Tracer, is_deleted, under_jit
 from ..binding.model import strong
+from ..binding.names import named_leaves
 from ..sharding.mesh import mesh_sharding
 from .interrupts import compiling
 from .references import identity
@@ -48,42 +49,6 @@ or disable donation, which needs memory for a copy:
 
 UNHASHABLE = """The leaf '{path}' of type {type} is not an array, so it is static and must be \
 hashable, but it is not. Pass an array instead, or mark the field that holds it as static."""
-
-
-class Packed:
-    """A tree that leaves a compiled function: its arrays as children, the rest as structure.
-
-    The structure travels with the compiled program. In a mutable cell it would go stale as soon as
-    another program takes the place of this one in the cache.
-    """
-
-    def __init__(self, arrays: Leaves, rest: tuple[Any, tuple[tuple[int, Any], ...]]):
-        self.arrays = arrays
-        self.rest = rest
-
-
-jax.tree_util.register_pytree_node(
-    Packed, lambda p: (p.arrays, p.rest), lambda rest, arrays: Packed(list(arrays), rest)
-)
-
-
-def pack(tree: PyTree) -> Packed:
-    """A tree of arrays and anything else as a tree of arrays."""
-    leaves, structure = jax.tree.flatten(tree)
-    statics = {i: x for i, x in enumerate(leaves) if _leaf_kind(x) == _STATIC}
-    arrays = [x for i, x in enumerate(leaves) if i not in statics]
-    return Packed(arrays, (structure, tuple(statics.items())))
-
-
-def unpack(packed: Packed) -> PyTree:
-    """Undoes `pack`."""
-    structure, statics = packed.rest
-    if not statics:
-        return structure.unflatten(packed.arrays)
-    leaves, arrays = dict(statics), iter(packed.arrays)
-    return structure.unflatten(
-        [leaves[i] if i in leaves else next(arrays) for i in range(structure.num_leaves)]
-    )
 
 
 class _HasRuntimeChecks(Exception):
@@ -256,12 +221,12 @@ class Program(Generic[Arguments, Other]):
             assert now is not None
             return now.run(body, now.arguments(donated, kept))
 
-        def program(donated: Leaves, kept: Leaves) -> Packed:
+        def program(donated: Leaves, kept: Leaves) -> PyTree:
             compiling()
 
             # Traced here and inlined below, so that the body runs once and its program can be
             # searched for runtime checks before it is compiled.
-            def finished(donated: Leaves, kept: Leaves) -> Packed:
+            def finished(donated: Leaves, kept: Leaves) -> PyTree:
                 now = of_this()
                 assert now is not None
                 new, other = run(donated, kept)
@@ -351,9 +316,7 @@ def _unshared(donated: Leaves, kept: Leaves) -> Leaves:
 
 def _donated_earlier(arguments: PyTree) -> str:
     """The message for arguments that were donated earlier."""
-    paths = [
-        dotted(path) for path, x in jax.tree_util.tree_leaves_with_path(arguments) if is_deleted(x)
-    ]
+    paths = [path for path, x in named_leaves(arguments) if is_deleted(x)]
     more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
     keeps_it = '"opt"' if all(path.startswith("model") for path in paths) else "False"
     return DONATED.format(paths=", ".join(paths[:3]) + more, keeps_it=keeps_it)

@@ -22,10 +22,9 @@ from ...tree.fresh import axis_names, full_spec, num_parts
 from ...tree.paths import dotted, example, leaf_paths
 from ...tree.types import PyTree
 from ...where.resolve import WhereLike
-from ..binding.arrays import Arrays
 from ..binding.optimizer import Optimizer
 from ..sharding.mesh import spread_spec
-from ..sharding.shard import partitioning
+from ..sharding.shard import shard
 
 _PASSED = {"params", "step", "value", "grad", "key"}
 """The inputs of a step that `plan` can make up."""
@@ -149,7 +148,7 @@ def plan(
     own = _opt_specs(opt, trained, specs, sizes, mesh)
     if shard_state is not None:
         opt = _partitioned(opt, own, trained, specs, sizes, mesh, shard_state)
-        own = [tuple(x.sharding.spec) for x in opt.arrays]
+        own = [tuple(x.sharding.spec) for x in jax.tree.leaves(opt)]
     scratch = None
     if isinstance(mesh, Mesh) and _can_step(opt.transform):
         scratch = _scratch(opt, own, abstract, specs, trained, mesh)
@@ -158,7 +157,7 @@ def plan(
         params=params,
         frozen=sum(bytes_of.values()) - params,
         grads=params,
-        state=sum(_bytes(x, spec, axes) for x, spec in zip(opt.arrays, own, strict=True)),
+        state=sum(_bytes(x, spec, axes) for x, spec in zip(jax.tree.leaves(opt), own, strict=True)),
         system=_system(tx, opt.binding.params, sizes),
         scratch=scratch,
     )
@@ -242,7 +241,7 @@ def _opt_specs(
         if isinstance(leaf, jax.ShapeDtypeStruct)
     ]
     # The arrays of the transform come first, and the step count last.
-    rules = [(None,) * len(x.shape) for x in list(opt.arrays)[: opt.binding.rules]]
+    rules = [(None,) * len(x.shape) for x in jax.tree.leaves(opt.arrays.transform)]
     return [*rules, *of_state, ()]
 
 
@@ -332,14 +331,13 @@ def _partitioned(
     axis: str,
 ) -> Optimizer:
     """An optimizer of shapes, with the shardings after `shard_state`."""
-    arrays = tuple(_placed(x, spec, mesh) for x, spec in zip(opt.arrays, own, strict=True))
-    opt = Optimizer(arrays=Arrays(arrays, opt.binding))
+    leaves, structure = jax.tree.flatten(opt.arrays)
+    arrays = structure.unflatten(
+        [_placed(x, spec, mesh) for x, spec in zip(leaves, own, strict=True)]
+    )
     params = {path: _placed(sizes[path], specs[path], mesh) for path in trained}
-    sharding, _ = partitioning(opt._tree, opt.arrays, mesh, axis, params)
-    binding = dataclasses.replace(opt.binding, sharding=sharding)
-    pairs = zip(arrays, sharding.arrays, strict=True)
-    placed = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=home) for x, home in pairs]
-    return Optimizer(arrays=Arrays(tuple(placed), binding))
+    arrays, binding, _ = shard(arrays, opt.binding, mesh, axis, params)
+    return Optimizer(arrays=arrays, binding=binding)
 
 
 def _placed(x: Any, spec: Spec, mesh: Mesh | AbstractMesh) -> jax.ShapeDtypeStruct:
@@ -370,8 +368,9 @@ def _scratch(
     arrays = {path: _placed(leaves[path], spec, mesh) for path, spec in specs.items()}
     params = {path: arrays[path] for path in trained}
     others = {path: x for path, x in arrays.items() if path not in params}
-    own = [_placed(x, spec, mesh) for x, spec in zip(opt.arrays, opt_specs, strict=True)]
-    bound = jax.tree.structure(opt).unflatten(own)
+    arrays, bound_structure = jax.tree.flatten(opt)
+    own = [_placed(x, spec, mesh) for x, spec in zip(arrays, opt_specs, strict=True)]
+    bound = bound_structure.unflatten(own)
     scalar = jax.ShapeDtypeStruct((), np.float32)
     key = jax.eval_shape(lambda: jax.random.key(0))
 

@@ -14,10 +14,10 @@ from ..._core.state.marks import PARAM_LIKE
 from ..._core.state.slots import slots
 from ..._core.text.messages import listed
 from ...tree.fresh import axis_names, full_spec, num_parts
+from ...tree.packed import unpack
 from ...tree.paths import candidates, example, leaf_paths
-from ...tree.types import PyTree
-from ..binding.arrays import Arrays
-from ..binding.binding import Binding
+from ..binding.binding import Arrays, Binding
+from ..binding.names import named_arrays
 from .sharded_state import StateSharding
 
 
@@ -41,40 +41,24 @@ class ShardedState(NamedTuple):
 
 
 def shard(
-    bound_tree: PyTree,
     arrays: Arrays,
+    binding: Binding,
     mesh: Mesh | AbstractMesh,
     axis: str,
     params: Mapping[str, Any],
-) -> tuple[tuple[Any, ...], Binding, ShardedState]:
+) -> tuple[Arrays, Binding, ShardedState]:
     """The arrays and the binding of an optimizer whose state is partitioned, and a report.
 
-    **Arguments:** as for `partitioning`.
-    """
-    sharding, report = partitioning(bound_tree, arrays, mesh, axis, params)
-    leaves = tuple(map(jax.device_put, arrays, sharding.arrays))
-    return leaves, dataclasses.replace(arrays.binding, sharding=sharding), report
-
-
-def partitioning(
-    bound_tree: PyTree,
-    arrays: Arrays,
-    mesh: Mesh | AbstractMesh,
-    axis: str,
-    params: Mapping[str, Any],
-) -> tuple[StateSharding, ShardedState]:
-    """Where the state of an optimizer would be if it were partitioned, and a report.
+    Shapes stay shapes.
 
     **Arguments:**
 
-    - `bound_tree`: the tree (transform, (state, count)) of the arrays.
-    - `arrays`: the arrays of the optimizer, or shapes with their shardings.
+    - `arrays`, `binding`: those of the optimizer. Shapes have shardings.
     - `mesh`, `axis`: the mesh, and the axis to partition over.
     - `params`: parameters by path. Where the others are, their state shows.
     """
     _check_mesh(mesh, axis)
-    transform, (state, _) = bound_tree
-    binding = arrays.binding
+    transform, state = unpack(arrays.transform), unpack(arrays.state)
     paths = leaf_paths(example(binding.params))
     places = dict(zip(map(id, jax.tree.leaves(state)), slots(transform, state, paths), strict=True))
     homes = {path: _home(x, mesh) for path, x in params.items()}
@@ -84,7 +68,8 @@ def partitioning(
         shapes.setdefault(places[id(x)].leaf, []).append(x.shape)
     targets: dict[str, NamedSharding] = {}
     chosen, partitioned, whole = [], {}, []
-    for name, x in zip(binding.names, arrays, strict=True):
+    leaves, structure = jax.tree.flatten(arrays)
+    for name, x in zip(named_arrays(arrays), leaves, strict=True):
         target = _home(x, mesh)
         slot = places.get(id(x))
         if slot is not None and slot.mark == PARAM_LIKE:
@@ -99,12 +84,20 @@ def partitioning(
                 partitioned[name] = tuple(target.spec)
                 targets.setdefault(param, target)
         chosen.append(target)
-    before = [_home(x, mesh) for x in arrays]
-    sizes = _bytes_per_device(arrays, before), _bytes_per_device(arrays, chosen)
-    sharding = StateSharding(
-        mesh, axis, tuple(chosen), tuple(map(homes.get, paths)), tuple(map(targets.get, paths))
-    )
-    return sharding, ShardedState(partitioned, tuple(whole), *sizes)
+    before = [_home(x, mesh) for x in leaves]
+    sizes = _bytes_per_device(leaves, before), _bytes_per_device(leaves, chosen)
+    arrays = structure.unflatten(map(_put, leaves, chosen))
+    own = tuple(x.sharding for x in jax.tree.leaves(arrays[1:]))
+    grads = tuple(map(targets.get, paths))
+    sharding = StateSharding(mesh, axis, own, tuple(map(homes.get, paths)), grads)
+    binding = dataclasses.replace(binding, sharding=sharding)
+    return arrays, binding, ShardedState(partitioned, tuple(whole), *sizes)
+
+
+def _put(x: Any, home: NamedSharding) -> Any:
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=home)
+    return jax.device_put(x, home)
 
 
 def _bytes_per_device(arrays: Iterable[Any], shardings: Iterable[NamedSharding]) -> int:

@@ -16,8 +16,9 @@ class StateSharding(NamedTuple):
     mesh: Mesh | AbstractMesh
     axis: str | None
     """The axis over which `Optimizer.shard_state` partitioned the state."""
-    arrays: tuple[NamedSharding | None, ...]
-    """The sharding of each array of the optimizer; `None` where it is not on the mesh."""
+    state: tuple[NamedSharding | None, ...]
+    """The sharding of each array of the state, and of the count; `None` for one that is not on the
+    mesh."""
     params: tuple[NamedSharding | None, ...]
     """The sharding of each parameter; `None` where no state shows it."""
     grads: tuple[NamedSharding | None, ...]
@@ -38,16 +39,16 @@ class StateSharding(NamedTuple):
 
     def constrain_state(self, arrays: list[Any]) -> list[Any]:
         """New state with the sharding of the old one."""
-        return _constrained(arrays, self.arrays[-len(arrays) :])
+        return _constrained(arrays, self.state)
 
 
-def remembered(arrays: Iterable[Any], params: PyTree) -> StateSharding | None:
+def remembered(state: Iterable[Any], params: PyTree) -> StateSharding | None:
     """Where these arrays and parameters are now; `None` without a mesh with automatic axes."""
     homes = tuple(map(mesh_sharding, jax.tree.leaves(params)))
     mesh = next((home.mesh for home in homes if home is not None), None)
     if mesh is None or AxisType.Auto not in mesh.axis_types:
         return None  # explicit axes are in the types, which every trace sees
-    own = tuple(map(mesh_sharding, arrays))
+    own = tuple(map(mesh_sharding, state))
     return StateSharding(mesh, None, own, homes, (None,) * len(homes))
 
 

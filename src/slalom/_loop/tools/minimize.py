@@ -289,7 +289,7 @@ def _minimize(inputs: _Inputs) -> tuple[list[Array], tuple[Array, ...]]:
         max_steps=inputs.max_steps,
         report=report,
     ).solve(opt)
-    state = end.opt.arrays[opt.binding.rules :]
+    state = jax.tree.leaves(end.opt.arrays[1:])
     return [*end.params, *state], tuple(end[2:])
 
 

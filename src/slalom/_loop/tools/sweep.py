@@ -1,5 +1,6 @@
 """Several runs with different hyperparameters as one program."""
 
+import dataclasses
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,6 @@ from ..._core.text.advice import advise_keywords, advise_positions
 from ...tree.paths import candidates
 from ...tree.types import PyTree
 from ...where.resolve import WhereLike
-from ..binding.bound import made
 from ..binding.model import split
 from ..binding.optimizer import Optimizer
 from ..programs.program import Program
@@ -194,7 +194,7 @@ class _Runs:
             opt = self._start.opt.with_hyperparams(values)
             # Some numbers set the initial state, such as the first step of D-Adaptation.
             begun = opt.reset(self._start.model)
-            opt = made(Optimizer, tuple(begun.arrays), opt.binding)
+            opt = dataclasses.replace(opt, arrays=begun.arrays)
             return eqx.filter(self._start._replace(opt=opt), self._varies)
 
         varying = jax.vmap(start)({name: jax.numpy.asarray(v) for name, v in values.items()})

@@ -19,13 +19,13 @@ from ..._core.text.messages import NEEDS_A_VALUE, warn
 from ...combine import Terms
 from ...tree import accumulation_dtype, cast, cast_like, gram_matrix, map_leaves
 from ...tree.dtypes import canonical_float
+from ...tree.packed import pack, unpack
 from ...tree.types import Params, PyTree, Scalar, Updates
 from ..binding.model import Split, split, strong
 from ..binding.optimizer import Optimizer
 from ..binding.sampling import sampled_params
 from ..programs.callables import with_function
 from ..programs.compiled import advance
-from ..programs.program import Packed, pack, unpack
 from ..residual_losses import AbstractCurvatureLoss, linearized, residual_loss
 from .batch import Arguments, Batch, batch_of
 from .compute_dtype import in_compute_dtype
@@ -193,10 +193,10 @@ class BatchLoss(NamedTuple):
         except NEEDS_A_VALUE as error:
             raise TypeError(needs_a_value(error)) from error
 
-    def differentiate(self, arguments: Arguments) -> tuple[list[Array], Packed]:
+    def differentiate(self, arguments: Arguments) -> tuple[list[Array], PyTree]:
         """The leaves of the gradient with these arguments, not conjugated."""
 
-        def scaled_loss(trained: list[Array]) -> tuple[Scalar, Packed]:
+        def scaled_loss(trained: list[Array]) -> tuple[Scalar, PyTree]:
             result = self.evaluate(self.model.join(trained), arguments)
             return self._scaled(result.loss), pack(result)
 
@@ -224,7 +224,7 @@ class BatchLoss(NamedTuple):
     def value(self, model: PyTree) -> Scalar:
         """The loss of another model on the same batch."""
 
-        def without_gradient(arguments: Arguments) -> tuple[list[Array], Packed]:
+        def without_gradient(arguments: Arguments) -> tuple[list[Array], PyTree]:
             return [], pack(self.evaluate(model, arguments)._replace(aux=None))
 
         return self.over_batch(without_gradient, [])[1].loss
@@ -297,7 +297,7 @@ def _combined_gradient(
     """
     options, names = batch_loss.options, part.module.terms
 
-    def terms_of(trained: list[Array]) -> tuple[Array, Packed]:
+    def terms_of(trained: list[Array]) -> tuple[Array, PyTree]:
         model = batch_loss.model.join(trained)
         returned = batch_loss.returned(model, (batch_loss.args, batch_loss.kwargs))
         losses, result = checked_terms(returned, names, options.has_aux, options.has_weight)

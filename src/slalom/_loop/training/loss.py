@@ -12,13 +12,13 @@ from jaxtyping import Array, Float
 from ..._core.text.messages import place
 from ...tree import accumulation_dtype, cast, cast_like, is_array, map_leaves
 from ...tree.dtypes import canonical_float
+from ...tree.packed import pack, unpack
 from ...tree.types import Params, PyTree, Scalar, Updates
 from ..binding.model import strong
-from ..programs.program import Packed, pack, unpack
 from .batch import Arguments, Batch
 from .model_states import PLACE, check_state, states_of, with_states
 
-LossGradient: TypeAlias = Callable[[Arguments], tuple[list[Array], Packed]]
+LossGradient: TypeAlias = Callable[[Arguments], tuple[list[Array], PyTree]]
 """Maps the arguments of a loss to the leaves of its gradient and a packed `LossResult`."""
 
 
@@ -270,7 +270,7 @@ def scan_microbatches(
 
 def _carried_states(
     states: list[Any], result: LossResult, has_weight: bool
-) -> tuple[list[Any], Packed]:
+) -> tuple[list[Any], PyTree]:
     """The states of the model after a microbatch, and its results with places for them in `aux`."""
     returned = states_of(result.aux)
     if not returned:

@@ -10,10 +10,10 @@ from jaxtyping import Array
 
 from ..._core.state.walk import transforms
 from ...tree import is_array
+from ...tree.packed import pack, unpack
 from ...tree.paths import dotted
 from ...tree.types import PyTree
 from ..programs.compiled import carried
-from ..programs.program import pack, unpack
 from ..reports.describe import metrics
 from .batch import is_single_key
 from .gradient import TrainingInputs, training_step

@@ -10,8 +10,7 @@ from jaxtyping import Array
 
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.advice import advise_positions
-from ...tree.types import PyTree, Tracer
-from ..binding.arrays import is_deleted
+from ...tree.types import PyTree, Tracer, is_deleted
 from ..binding.optimizer import Optimizer
 from ..binding.stepping import as_keywords, check_one_run
 from ..programs.callables import as_tree, without_function
@@ -201,7 +200,7 @@ class TrainStep(Generic[P, R]):
         if self.options.donate is False:
             after, other = program(inputs)
             return (after.model, after.opt, *chosen(other)), other
-        count = inputs.opt.arrays.leaves[-1]
+        count = inputs.opt.arrays.count
         if not is_deleted(count):  # otherwise the caller has yet to fetch the results
             self.last = None
         with HeldSignals(inputs) as held:
@@ -224,7 +223,7 @@ class TrainStep(Generic[P, R]):
     ) -> TrainingInputs:
         if not isinstance(opt, Optimizer):
             raise TypeError(_no_optimizer(model, opt))
-        check_one_run(opt.arrays.leaves[-1], "step(model, opt, ...)")
+        check_one_run(opt.arrays.count, "step(model, opt, ...)")
         check_guards(opt)
         return TrainingInputs(
             args=args,

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from ... import tree
-from ..._core.fields.by_path import ByPath
 from ..._core.fields.hyperparams import read
+from ..._core.fields.readings import Readings
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
@@ -27,7 +27,7 @@ class RecordState(eqx.Module):
     update_norm: Scalar
     param_norm: Scalar
     lost_updates: Scalar
-    hyperparams: ByPath
+    hyperparams: Readings
     """The value of each hyperparameter, by path, that the last step used."""
 
 
@@ -82,7 +82,7 @@ class Record(AbstractWrapper[RecordState]):
             self._hyperparams(state.inner, context),
         )
 
-    def _hyperparams(self, state: Any, context: Context | None) -> ByPath:
+    def _hyperparams(self, state: Any, context: Context | None) -> Readings:
         # Copied: the transform's own numbers must not be donated along with the state.
         return jax.tree.map(jnp.copy, read(self.inner, state, context))
 

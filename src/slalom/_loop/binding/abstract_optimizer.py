@@ -1,13 +1,16 @@
 """What can be read from an optimizer."""
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from ..._core.fields.hyperparams import read
+from ..._core.fields.readings import Readings
 from ..._core.protocol.context import Context
 from ..._core.protocol.loss import loss_of
 from ..._core.protocol.parameter_writer import AbstractParameterWriter
@@ -15,15 +18,13 @@ from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.walk import find, parts
 from ..._core.text.advice import advise_positions
 from ..._core.text.printing import AbstractPrinted, Call
-from ...tree.dtypes import is_array
 from ...tree.memory import to_device, to_memory_of
+from ...tree.packed import holds_arrays, unpack
 from ...tree.types import Params, PyTree, Tracer
 from ..programs.compiled import EvalInputs, check_readable, compiled_evaluation
 from ..reports.describe import Description, as_html, describe, metrics, summary
-from ..reports.readings import Readings
 from ..reports.schedule_plots import plot_schedules
-from .arrays import Arrays
-from .binding import Binding
+from .binding import Arrays, Binding
 from .model import Model, check_bound, split
 from .sampling import sampled_params
 
@@ -31,44 +32,27 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-Bound = TypeVar("Bound", bound="AbstractBound")
-
-
-class AbstractBound(AbstractPrinted):
-    """A transform and its state as the arrays of an `Optimizer`, and all that they tell.
-
-    `Optimizer` adds what makes new ones of them.
-    """
+class AbstractOptimizer(AbstractPrinted):
+    """The fields of an `Optimizer`, and what can be read from them."""
 
     arrays: Arrays
-
-    @property
-    def binding(self) -> Binding:
-        """The static part: structures, and what is trained."""
-        return self.arrays.binding
+    binding: Binding = eqx.field(static=True)
 
     @property
     def transform(self) -> AbstractTransform[Any]:
         """The transform, with its hyperparameters as arrays."""
-        return self._tree[0]
+        return unpack(self.arrays.transform)
 
     @property
     def state(self) -> Any:
         """The state of the transform."""
-        return self._tree[1][0]
+        return unpack(self.arrays.state)
 
     @property
     def count(self) -> Int[Array, "*runs"]:
         """The number of calls of `step` or `update` so far: the outermost clock."""
         check_readable(self)
-        return self.arrays.leaves[-1]
-
-    @property
-    def _tree(self) -> Any:
-        leaves = list(self.arrays)
-        for i, _, static in self.binding.statics:
-            leaves.insert(i, static)
-        return self.binding.structure.unflatten(leaves)
+        return self.arrays.count
 
     def state_of(self, which: str | type[AbstractTransform[Any]]) -> Any:
         """The state of one part of the transform.
@@ -111,31 +95,27 @@ class AbstractBound(AbstractPrinted):
         """The value that the *next* step uses for each hyperparameter, by path.
 
         Schedules are evaluated at the step count of the transform that they belong to. Any
-        unambiguous suffix of a path works as a key: `opt.hyperparams["learning_rate"]`. A value is
-        computed when it is read; `.to_dict()` returns all of them as Python numbers. For an
-        optimizer created under `vmap`, each value is an array with one entry per run.
+        unambiguous suffix of a path works as a key: `opt.hyperparams["learning_rate"]`.
+        `.to_dict()` returns all of them as Python numbers. For an optimizer created under `vmap`,
+        each value is an array with one entry per run.
         """
-
-        def compute(leaves: Any) -> Mapping[str, Any]:
-            opt = made(type(self), leaves, self.binding)
-            return read(opt.transform, opt.state, Context(step=opt.count))
-
-        return Readings(self.arrays, "hyperparams", compute, copies=False)
+        return Readings(self._read(_hyperparams), "hyperparams")
 
     @property
     def metrics(self) -> Readings:
         """The metrics of the last step: scalars by path, such as `if_finite.notfinite_count`.
 
-        Any unambiguous path suffix works as a key. A value is computed when it is read;
-        `.to_dict()` returns all of them as Python numbers.
+        Any unambiguous path suffix works as a key. `.to_dict()` returns all of them as Python
+        numbers.
         """
+        return Readings(self._read(_metrics), "metrics", _record_advice)
 
-        def compute(leaves: Any) -> Mapping[str, Any]:
-            opt = made(type(self), leaves, self.binding)
-            return metrics(opt.transform, opt.state)
-
+    def _read(self, read: Callable[[Any], Readings]) -> Readings:
         check_readable(self)
-        return Readings(self.arrays, "metrics", compute, copies=True, advice=_record_advice)
+        if isinstance(self.arrays.count, jax.ShapeDtypeStruct):
+            return jax.eval_shape(read, self)
+        # An optimizer created under `vmap` has a count for each run.
+        return jax.vmap(read)(self) if jnp.ndim(self.arrays.count) else read(self)
 
     # --- parameters -------------------------------------------------------------------------
 
@@ -208,15 +188,16 @@ class AbstractBound(AbstractPrinted):
 
     def _map_state(
         self, function: Callable[[Any], Any], other: Callable[[Any], Any] | None
-    ) -> "AbstractBound":
+    ) -> "AbstractOptimizer":
         """This optimizer with another state, and with `other` at all other arrays."""
-        arrays, structure = jax.tree.flatten(self.state)
-        mapped = zip(arrays, structure.flatten_up_to(function(self.state)), strict=True)
-        *rules, count = (*self.arrays[: self.binding.rules], self.arrays[-1])
+        leaves, structure = jax.tree.flatten(self.state)
+        pairs = zip(leaves, structure.flatten_up_to(function(self.state)), strict=True)
+        mapped = [new for x, new in pairs if holds_arrays(x)]
+        state = jax.tree.structure(self.arrays.state).unflatten(mapped)
+        transform, _, count = self.arrays
         if other is not None:
-            *rules, count = map(other, (*rules, count))
-        leaves = (*rules, *(new for x, new in mapped if is_array(x)), count)
-        return made(type(self), leaves, self.binding)
+            transform, count = jax.tree.map(other, (transform, count))
+        return dataclasses.replace(self, arrays=Arrays(transform, state, count))
 
     # --- inspection -------------------------------------------------------------------------
 
@@ -257,22 +238,26 @@ class AbstractBound(AbstractPrinted):
         return plot_schedules(self.transform, self.state, self.count, steps)
 
     def _repr_html_(self) -> str:
-        count = self.arrays.leaves[-1]
+        count = self.arrays.count
         concrete = isinstance(count, jax.Array) and not isinstance(count, Tracer)
         values = self.hyperparams if concrete and not count.is_deleted() else {}
         return as_html(self.transform, self.state, values, self._code())
 
     def _code(self) -> Call:
         parameters = self.binding.params.num_leaves
-        count = self.arrays.leaves[-1]
+        count = self.arrays.count
         return summary(self.transform, self.state, count, parameters, self.binding.trainable)
 
 
-def made(kind: type[Bound], leaves: tuple[Any, ...], binding: Binding) -> Bound:
-    """An optimizer from its parts. Bypasses `__init__`, which would initialize the state again."""
-    optimizer = object.__new__(kind)
-    object.__setattr__(optimizer, "arrays", Arrays(leaves, binding))
-    return optimizer
+@jax.jit
+def _hyperparams(opt: AbstractOptimizer) -> Readings:
+    return jax.tree.map(jnp.copy, read(opt.transform, opt.state, Context(step=opt.count)))
+
+
+@jax.jit
+def _metrics(opt: AbstractOptimizer) -> Readings:
+    # Copied, because the next step may donate the state.
+    return jax.tree.map(jnp.copy, Readings(metrics(opt.transform, opt.state)))
 
 
 _RECORDED = ("grad_norm", "update_norm", "param_norm", "lost_updates")

@@ -9,17 +9,17 @@ import sys
 from pathlib import Path
 
 PAIRS = {
-    "MultiSteps": "coming-from-optax/",
+    "MultiSteps": "recipes/",
     "adam": "api/optimizers/adam/",
     "install": "",
     "progress bar": "recipes/",
     "gradient checkpointing": "recipes/",
     "resume": "guides/resume/",
-    "warmup cosine": "guides/schedules/",
-    "multi gpu": "guides/sharding/",
+    "warmup cosine": "api/schedules/",
+    "multi gpu": "recipes/",
     "mixed precision": "guides/memory/",
     "DataLoader": "recipes/",
-    "differential privacy": "guides/private-training/",
+    "differential privacy": "recipes/",
     "freeze layers": "recipes/",
     "unfreeze": "recipes/",
     "ema": "recipes/",

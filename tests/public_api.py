@@ -38,7 +38,7 @@ def members(path, cls):
     """A line for each method and property, unless a public class that it extends has it too."""
     for name in dir(cls):
         home = next(base for base in cls.__mro__ if name in vars(base))
-        listed = (base for base in cls.__mro__[1:] if hasattr(sl, base.__name__))
+        listed = (base for base in cls.__mro__[1:] if base.__name__ in vars(sl))
         is_own = home.__module__.startswith("slalom") and name[0] != "_"
         if not is_own or any(hasattr(base, name) for base in listed):
             continue

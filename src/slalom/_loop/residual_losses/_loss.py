@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from ... import tree
+from ..._core.protocol.linearization import Linearization
 from ..._core.protocol.loss import Loss
-from ..._core.protocol.residuals import Linearization, Residuals
+from ..._core.protocol.residuals import Residuals
 from ...tree.types import Scalar
 from ..binding.model import Split
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from ... import tree
-from ..._core.protocol.residuals import AbstractBlock, Local, Residuals
+from ..._core.protocol.linearization import AbstractBlock, Local
+from ..._core.protocol.residuals import Residuals
 from ._loss import WHOLE, AbstractCurvatureLoss, as_arguments, divided, with_examples
 
 

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, PyTree
 
 from ... import tree
-from ..._core.protocol.residuals import AbstractBlock, Local, Residuals, as_real
+from ..._core.protocol.linearization import AbstractBlock, Local
+from ..._core.protocol.real_vectors import as_real
+from ..._core.protocol.residuals import Residuals
 from ...tree.types import Scalar
 from ._loss import AbstractCurvatureLoss, as_arguments, divided
 

@@ -13,7 +13,8 @@ from ... import tree
 from ..._core.protocol.context import Context
 from ..._core.protocol.loss import Loss
 from ..._core.protocol.parts import Part
-from ..._core.protocol.residuals import Residuals, to_vector
+from ..._core.protocol.real_vectors import to_vector
+from ..._core.protocol.residuals import Residuals
 from ..._core.state.walk import parts, transforms
 from ...tree.dtypes import canonical_float
 from ...tree.types import PyTree, Scalar

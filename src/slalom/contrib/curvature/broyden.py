@@ -11,7 +11,7 @@ from ... import tree
 from ..._core.fields.declare import choice_field
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
-from ..._core.protocol.residuals import from_vector, to_vector
+from ..._core.protocol.real_vectors import from_vector, to_vector
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like, per_leaf, until_reset
 from ..._core.text.advice import advise_keywords

@@ -9,7 +9,8 @@ import jax.scipy.linalg as linalg
 import numpy as np
 from jaxtyping import Array, Float
 
-from ..._core.protocol.residuals import Linearization, real_size
+from ..._core.protocol.linearization import Linearization
+from ..._core.protocol.real_vectors import real_size
 from ...tree.dtypes import sum_dtype
 from ...tree.types import Params, Scalar
 

@@ -18,7 +18,9 @@ from ..._core.fields.declare import (
 )
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
-from ..._core.protocol.residuals import Linearization, Residuals, to_vector
+from ..._core.protocol.linearization import Linearization
+from ..._core.protocol.real_vectors import to_vector
+from ..._core.protocol.residuals import Residuals
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like, per_leaf
 from ..._core.text.advice import advise_keywords

@@ -10,7 +10,7 @@ from benchmarks.writing import train
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import slalom as sl
-from helpers import assert_same_bits, compiled_step, sampled, slow_except
+from helpers import assert_same_bits, compiled_step, sampled, slalom_trajectory, slow_except
 from slalom.tree import rounding
 from slalom.wrappers.parameters.write import _seeds as seeds_of
 
@@ -98,6 +98,24 @@ def test_rounding_to_nearest_is_that_of_a_cast_and_remainders_are_kept(dtype):
     assert jnp.max(jnp.abs(error)) <= unit * 2.0**-8
     error = rounding.with_more_bits(p, rounding.more_bits(x, rounded, dtype)) - x
     assert jnp.max(jnp.abs(error)) <= unit * 2.0**-7
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize("policy", ["ecc", "kahan"])
+def test_small_steps_go_as_far_up_as_down(policy, dtype):
+    # Over several units in the last place, of which a step is three times 2⁻¹⁰.
+    unit, steps = 2.0 ** -jnp.finfo(dtype).nmant, 1000
+    start = 1.5 + unit * jnp.arange(8.0)
+    tx = sl.Scale(-1.0).write(policy)
+
+    def moved(step):
+        grads = jnp.full((steps, 8), step * unit)
+        path, opt = slalom_trajectory(tx, start.astype(dtype), grads.astype(F32))
+        return opt.eval_params(path[-1], full_precision=True) - start
+
+    whole = 3 * 2.0**-10 * steps * unit
+    for sign in (1, -1):
+        np.testing.assert_allclose(moved(sign * 3 * 2.0**-10), -sign * whole, rtol=0.4)
 
 
 def paced(tx):

@@ -76,6 +76,20 @@ def _lift(dtype: Any) -> np.float32:
     return np.float32(2.0 ** (jnp.finfo(dtype).nmant + 1))
 
 
+_SMALL = 2.0**-100
+"""Steps of `more_bits` are not finer than for this number, since their inverse must be finite."""
+
+
+def nearest_for_more_bits(x: Float32[Array, "*shape"], dtype: Any) -> Float32[Array, "*shape"]:
+    """The number of this dtype nearest to x plus half a step of `more_bits`.
+
+    Eight bits hold −128 but not 128. Cut off at 127, half a unit in the last place would be an end
+    that slow growth never passes.
+    """
+    half = jnp.where(jnp.abs(x) < _SMALL, 0, 0.5 * _finest(x, dtype))
+    return nearest(x + half, dtype)
+
+
 def more_bits(
     x: Float32[Array, "*shape"], rounded: Float32[Array, "*shape"], dtype: Any
 ) -> Int8[Array, "*shape"]:
@@ -93,9 +107,9 @@ def with_more_bits(p: Array, steps: Int8[Array, "*shape"]) -> Float32[Array, "*s
 
 def _finest(rounded: Float32[Array, "*shape"], dtype: Any) -> Float32[Array, "*shape"]:
     info = jnp.finfo(dtype)
-    # Not below 2⁻¹⁰⁰, since the inverse must be finite.
-    least = max(float(info.tiny), 2.0**-100)
-    return power_of_two(rounded, least) * np.float32(2.0 ** (-info.nmant - 8))
+    return power_of_two(rounded, max(float(info.tiny), _SMALL)) * np.float32(
+        2.0 ** (-info.nmant - 8)
+    )
 
 
 # --- at random ------------------------------------------------------------------------------

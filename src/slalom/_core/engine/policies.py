@@ -71,6 +71,7 @@ class _AbstractRemainder(Policy):
     """What rounding took away, which `taken` finds and `given_back` adds."""
 
     splits = True
+    rounded: ClassVar[Callable[..., Array]] = staticmethod(rounding.nearest)
     taken: ClassVar[Callable[..., Array]]
     given_back: ClassVar[Callable[..., Array]]
 
@@ -79,7 +80,7 @@ class _AbstractRemainder(Policy):
 
     def encode(self, x: Array, dtype: Any, seeds: Seeds | None) -> tuple[Array, Array]:
         del seeds
-        rounded = rounding.nearest(x, dtype)
+        rounded = self.rounded(x, dtype)
         return rounded.astype(dtype), self.taken(x, rounded, dtype)
 
 
@@ -98,6 +99,7 @@ class _Ecc(_AbstractRemainder):
     """As eight more bits."""
 
     field = "correction"
+    rounded = staticmethod(rounding.nearest_for_more_bits)
     taken = staticmethod(rounding.more_bits)
     given_back = staticmethod(rounding.with_more_bits)
 

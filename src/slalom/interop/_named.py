@@ -22,7 +22,7 @@ class Fields(NamedTuple):
     inner_state: Any
 
 
-class _Named(tuple):
+class _AbstractNamed(tuple):
     """A state, the only entry of this tuple, with its fields as those of a named tuple."""
 
     __slots__ = ()
@@ -34,20 +34,22 @@ class _Named(tuple):
     def __repr__(self) -> str:
         return repr(self[0])
 
-    def _replace(self, **fields: Any) -> "_Named":
+    def _replace(self, **fields: Any) -> "_AbstractNamed":
         return _named(with_fields(self[0], fields))
 
 
-def _named(state: Any) -> _Named:
+def _named(state: Any) -> _AbstractNamed:
     return _kind(type(state))((state,))
 
 
 @functools.cache
-def _kind(cls: type) -> type[_Named]:
+def _kind(cls: type) -> type[_AbstractNamed]:
     names = [f.name for f in dataclasses.fields(cls) if not f.metadata.get("static", False)]
     # Properties, because a tuple has methods `count` and `index`.
     fields = {n: property(lambda node, n=n: getattr(node[0], n)) for n in names}
-    kind = type(cls.__name__, (_Named,), {"__slots__": (), "_fields": tuple(names)} | fields)
+    kind = type(
+        cls.__name__, (_AbstractNamed,), {"__slots__": (), "_fields": tuple(names)} | fields
+    )
     jax.tree_util.register_pytree_with_keys(
         kind,
         lambda node: (((SequenceKey(0), node[0]),), None),
@@ -73,9 +75,9 @@ def without_names(state: Any) -> Any:
     """Undoes `with_names`."""
 
     def plain(node: Any) -> Any:
-        if not isinstance(node, _Named):
+        if not isinstance(node, _AbstractNamed):
             return node
         inside = {name: without_names(x) for name, x in children_by_name(node[0]).items()}
         return with_fields(node[0], inside)
 
-    return jax.tree.map(plain, state, is_leaf=lambda node: isinstance(node, _Named))
+    return jax.tree.map(plain, state, is_leaf=lambda node: isinstance(node, _AbstractNamed))

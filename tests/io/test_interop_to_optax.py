@@ -325,7 +325,7 @@ def test_optax_maps_what_slalom_maps_and_all_that_belongs_to_a_parameter(row):
     assert all(any(key in others for key in path) for path in theirs - ours)
 
     # Optax finds each field by its name.
-    parts = [node for node in transforms_in(state.inner_state, eqx.Module) if marks(node)]
+    parts = [node for node in transforms_in([state.inner_state], eqx.Module) if marks(node)]
     for name in {name for node in parts for name in marks(node)}:
         values = [getattr(node, name) for node in parts if name in marks(node)]
         found = [without_names(x) for _, x in optax.tree.get_all_with_path(state, name)]

@@ -153,7 +153,8 @@ def above_rounding(x: Inexact[Array, "n m"], max_size: int) -> Bool[Array, "n m"
         return jnp.ones(x.shape, bool)
     size = jnp.abs(x)
     unit = _ROUNDING * float(jnp.finfo(x.dtype).eps)
-    return size > unit * jnp.max(size, summed, keepdims=True, initial=0)
+    # NaN is kept, so that it stays visible.
+    return ~(size <= unit * jnp.max(size, summed, keepdims=True, initial=0))
 
 
 def determined(nu: Float[Array, "n m"], max_size: int) -> Bool[Array, "n m"]:
@@ -176,7 +177,7 @@ def determined(nu: Float[Array, "n m"], max_size: int) -> Bool[Array, "n m"]:
             values = jnp.max(nu, 1 - axis, keepdims=True, initial=0)
             values = values / tree.positive(jnp.max(values, initial=0))
             smallest = jnp.min(jnp.where(values > least, values, 1), initial=1)
-            keep = keep & (values > least * (least / smallest))
+            keep = keep & ~(values <= least * (least / smallest))
     return keep
 
 

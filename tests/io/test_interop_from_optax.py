@@ -221,28 +221,6 @@ def fresh(gt, **options):
     return sl.Optimizer(from_optax(gt), params, **options)
 
 
-def test_arrays_with_the_shapes_of_parameters_are_moments():
-    state = fresh(optax.adam(0.1)).state_of("from_optax")
-    mapped = sl.map_params(lambda leaf, p: p, state, params, other=lambda leaf: None)
-    assert_same_bits(mapped[0].mu.params, params)
-    assert_same_bits(mapped[0].nu.params, params)
-    assert mapped[0].count.shared is None
-
-    masked = fresh(optax.masked(optax.adam(0.1), decayed)).state
-    mapped = sl.map_params(lambda leaf, p: p, masked, params)
-    assert_same_bits(
-        mapped.inner_state[0].mu.params, {"w": params["w"], "b": (None, params["b"][1])}
-    )
-
-    factored = fresh(optax.adafactor(0.1, min_dim_size_to_factor=2)).state
-    mapped = sl.map_params(lambda leaf: None, factored)
-    assert_same_bits(mapped[0].v_row, factored[0].v_row)
-    # A single array has moments, but a single number has none.
-    tx = from_optax(optax.adam(0.1))
-    assert tx.init(jnp.ones(3))[0].mu.params.shape == (3,)
-    assert tx.init(jnp.ones(()))[0].mu.shape == ()
-
-
 def test_reset_restarts_moments_and_training_steps_donate_none_of_a_closure():
     gt = optax.adam(schedule)
     _, opt = fresh(gt).update(params, ones)
@@ -284,7 +262,7 @@ def test_checkpoints_continue_bit_for_bit(tmp_path):
     assert_same_bits(loaded["opt"].step(loaded["model"], ones), opt.step(model, ones))
 
 
-def test_it_prints_what_it_wraps_and_describes_state_and_learning_rates():
+def test_it_prints_what_it_wraps_and_arrays_like_parameters_are_moments():
     adamw = "<chain(scale_by_adam, masked(add_decayed_weights), scale)>"
     tx = from_optax(optax.adamw(0.1, mask=decayed)).every_k(2)
     assert repr(tx) == f"sl.interop.from_optax({adamw}).every_k(2)"
@@ -297,6 +275,26 @@ def test_it_prints_what_it_wraps_and_describes_state_and_learning_rates():
     row = fresh(optax.inject_hyperparams(optax.adam)(0.1)).describe(params).to_dict()["w"]
     found = row["state_bytes"], row["transform"], row["learning_rate"]
     assert found == (2 * params["w"].nbytes, "from_optax", np.float32(0.1))
+
+    state = fresh(optax.adam(0.1)).state_of("from_optax")
+    mapped = sl.map_params(lambda leaf, p: p, state, params, other=lambda leaf: None)
+    assert_same_bits(mapped[0].mu.params, params)
+    assert_same_bits(mapped[0].nu.params, params)
+    assert mapped[0].count.shared is None
+
+    masked = fresh(optax.masked(optax.adam(0.1), decayed)).state
+    mapped = sl.map_params(lambda leaf, p: p, masked, params)
+    assert_same_bits(
+        mapped.inner_state[0].mu.params, {"w": params["w"], "b": (None, params["b"][1])}
+    )
+
+    factored = fresh(optax.adafactor(0.1, min_dim_size_to_factor=2)).state
+    mapped = sl.map_params(lambda leaf: None, factored)
+    assert_same_bits(mapped[0].v_row, factored[0].v_row)
+    # A single array has moments, but a single number has none.
+    tx = from_optax(optax.adam(0.1))
+    assert tx.init(jnp.ones(3))[0].mu.params.shape == (3,)
+    assert tx.init(jnp.ones(()))[0].mu.shape == ()
 
 
 def test_any_callable_is_an_update():

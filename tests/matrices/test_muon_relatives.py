@@ -125,7 +125,7 @@ def test_dependent_columns_are_exact_and_scales_ignore_the_size_of_gradients():
     assert np.abs(got - want).max() <= 2 * np.abs(householder - want).max() + 1e-6
 
 
-def test_the_first_basis_follows_from_key_path_and_rank_and_zeros_keep_it():
+def test_bases_follow_from_key_and_path_and_floors_are_for_rows():
     tx = sl.contrib.ScaleByDion(0.5, layout="oi")
     zeros = jnp.zeros((4, 6))
     before = tx.init(zeros)
@@ -147,6 +147,25 @@ def test_the_first_basis_follows_from_key_path_and_rank_and_zeros_keep_it():
     np.testing.assert_array_equal(state.basis["b"], again.basis["b"])
     assert not jnp.allclose(state.basis["a"], state.basis["b"])
     assert not jnp.allclose(state.basis["b"], other.basis["b"])
+
+    w = np.array([[3.0, 4.0], [0.0, 0.0], [0.6, 0.8]], np.float32)
+    u = np.array([[0.1, 0.0], [0.2, 0.0], [5.0, 0.0]], np.float32)
+    rows, _ = sl.contrib.UpdateFloor(0.5, layout="oi").update(jnp.asarray(u), None, jnp.asarray(w))
+    np.testing.assert_allclose(rows, [[2.5, 0.0], [0.2, 0.0], [5.0, 0.0]], rtol=1e-6)
+    floor = sl.contrib.UpdateFloor(2.0, per="matrix", layout="soi")
+    found, _ = floor.update(jnp.stack([u, 0 * u]), None, jnp.stack([w, w]))
+    wanted = u * 2 * np.linalg.norm(w) / np.linalg.norm(u)
+    np.testing.assert_allclose(found, np.stack([wanted, 0 * u]), rtol=1e-6)
+
+    for tx in (
+        sl.contrib.RadialBrake(layout="oi"),
+        sl.contrib.PinRadius(layout="oi"),
+        sl.contrib.UpdateFloor(9.0),
+    ):
+        update = jax.jit(lambda u, w, tx=tx: tx.update(u, None, w)[0])
+        for scale in (1e-30, 1e30):
+            wanted = scale * update(OUTWARD, W)
+            np.testing.assert_allclose(update(scale * OUTWARD, scale * W), wanted, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -271,27 +290,6 @@ def test_the_brake_and_the_pin_give_known_numbers_however_small_the_step():
     small, _ = pin.update(1e-6 * tangent, None, W)
     np.testing.assert_allclose(small, 1e-6 * tangent, rtol=1e-5, atol=1e-11)
     np.testing.assert_array_equal(pin.update(tangent, None, 0 * W)[0], tangent)
-
-
-def test_floors_are_for_rows_or_matrices_and_sizes_may_be_extreme():
-    w = np.array([[3.0, 4.0], [0.0, 0.0], [0.6, 0.8]], np.float32)
-    u = np.array([[0.1, 0.0], [0.2, 0.0], [5.0, 0.0]], np.float32)
-    rows, _ = sl.contrib.UpdateFloor(0.5, layout="oi").update(jnp.asarray(u), None, jnp.asarray(w))
-    np.testing.assert_allclose(rows, [[2.5, 0.0], [0.2, 0.0], [5.0, 0.0]], rtol=1e-6)
-    floor = sl.contrib.UpdateFloor(2.0, per="matrix", layout="soi")
-    found, _ = floor.update(jnp.stack([u, 0 * u]), None, jnp.stack([w, w]))
-    wanted = u * 2 * np.linalg.norm(w) / np.linalg.norm(u)
-    np.testing.assert_allclose(found, np.stack([wanted, 0 * u]), rtol=1e-6)
-
-    for tx in (
-        sl.contrib.RadialBrake(layout="oi"),
-        sl.contrib.PinRadius(layout="oi"),
-        sl.contrib.UpdateFloor(9.0),
-    ):
-        update = jax.jit(lambda u, w, tx=tx: tx.update(u, None, w)[0])
-        for scale in (1e-30, 1e30):
-            wanted = scale * update(OUTWARD, W)
-            np.testing.assert_allclose(update(scale * OUTWARD, scale * W), wanted, rtol=1e-5)
 
 
 PARTS = [part for tx in EVERYTHING.values() for part in transforms_in(tx)]

@@ -60,7 +60,7 @@ def test_roles_and_heads():
         heads(QUERIES | KEYS, layout=None, q=(1, 2, 3, 4, 5, 6), k=(4, 2))
 
 
-def test_logits_and_places():
+def test_logits_places_and_blocks_of_unequal_sizes():
     with refused(
         ValueError,
         "QKClip takes `max_logits` … got (2,), (2,)",
@@ -86,8 +86,6 @@ def test_logits_and_places():
     ):
         clipped.graft(sl.sgd(0.1))
 
-
-def test_blocks_of_unequal_sizes():
     unequal = "cannot read 'w' in blocks of unequal sizes, as `sl.Orthogonalize` does"
     equal = "a layout of equal blocks, or of one matrix, or split the parameter in the model"
     with refused(ValueError, f"ScaleBySoap {unequal}", f"Give it {equal}"):

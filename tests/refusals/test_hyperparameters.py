@@ -124,7 +124,7 @@ def test_schedules():
         sl.adam(0.1).drive(sl.schedules.ReduceOnPlateau(0.1))
 
 
-def test_numbers_that_a_dtype_cannot_hold():
+def test_new_values_and_numbers_that_a_dtype_cannot_hold():
     with refused(ValueError, "ScaleByAdam.b2 is 0.999999999 … float32 … 1.0", PRECISION):
         bound(sl.adam(0.1, b2=1 - 1e-9))
     with refused(ValueError, "scale_by_adam.b2 is 0.999999999 … float32 … 1.0", PRECISION):
@@ -141,8 +141,6 @@ def test_numbers_that_a_dtype_cannot_hold():
         tx = sl.sgd(sl.schedules.linear(1.0, 0.0, 10))
         bound(eqx.tree_at(lambda tx: tx.learning_rate.init_value, tx, "1"))
 
-
-def test_new_values():
     with refused(
         TypeError, "`with_hyperparams` … got 0.2", "`opt.with_hyperparams(learning_rate=1e-4)`"
     ):

@@ -44,7 +44,7 @@ def test_inputs_of_init_and_update():
         tx.update(params(), tx.init(params()))
 
 
-def test_x64_switched_after_creation():
+def test_x64_switched_after_creation_and_other_structures():
     with refused(
         TypeError,
         "x64 off … x64 on … 'every_k.value' is float32 … float64 now",
@@ -63,12 +63,6 @@ def test_x64_switched_after_creation():
         with warnings.catch_warnings(action="ignore"):  # JAX warns that it has no float64
             opt.step(params(), params())
 
-
-DIFFERENTIATE = "`eqx.filter_grad(loss)(model)`"
-AVERAGE = "the shapes must be equal … a batch axis, average over it"
-
-
-def test_structures():
     with refused(ValueError, "'v' is in the gradients but not in the model", DIFFERENTIATE):
         bound().step(params(), {"b": jnp.ones(2), "v": jnp.ones((3, 2))})
     with refused(ValueError, "'w' is in the model but not in the gradients", DIFFERENTIATE):
@@ -89,6 +83,10 @@ def test_structures():
         bound().step(params(), jax.tree.leaves(params()))
     with refused(ValueError, "the gradients are an array of shape (4, 2), the", DIFFERENTIATE):
         bound().step(params(), jnp.ones((4, 2)))
+
+
+DIFFERENTIATE = "`eqx.filter_grad(loss)(model)`"
+AVERAGE = "the shapes must be equal … a batch axis, average over it"
 
 
 def test_other_trees_and_leaves():

@@ -258,7 +258,7 @@ def steps_of(loss_fn: Any, tx: Any) -> None:
         model, opt, _ = sl.train_step(loss_fn)(model, opt)
 
 
-def test_steps():
+def test_steps_and_numbers_that_are_not_finite():
     with refused(TypeError, "`opt.step` … got a scalar, such as a loss", GRADIENTS):
         bound().step(params(), total(params()))
     with refused(TypeError, "`opt.step` … got a function", GRADIENTS):
@@ -278,8 +278,6 @@ def test_steps():
 
         sl.train_step(loss_fn)(params(), bound())
 
-
-def test_numbers_that_are_not_finite():
     with refused(
         FloatingPointError,
         "In step 0 the gradient was not finite at 'w'",

@@ -71,7 +71,7 @@ def test_models_that_cannot_be_bound_or_are_other_than_the_one_bound():
         bound().step(other, other)
 
 
-def test_rows_that_do_not_fit():
+def test_rows_that_do_not_fit_and_frozen_fields():
     both, w = sl.where.everything(), sl.where.path("w")
     with refused(TypeError, "`rows` … a list", "{sl.where.path("):
         bound().rebind(params(), rows=[0, 1])
@@ -94,6 +94,13 @@ def test_rows_that_do_not_fit():
     with refused(ValueError, "`rows` selects 'c', which is a new parameter", "no old rows"):
         bound().rebind(params() | {"c": jnp.ones(1)}, rows={sl.where.path("c"): [0]})
 
+    with refused(ValueError, "FrozenByName.__frozen__ names 'wieght'", "Fields: 'weight', 'bias'"):
+        sl.Optimizer(sl.sgd(0.1), FrozenByName(jnp.ones(2)))
+    with refused(TypeError, "FrozenByString.__frozen__ … got 'weight'", "('mean', 'encoder.**')"):
+        sl.Optimizer(sl.sgd(0.1), FrozenByString(jnp.ones(2)))
+    with refused(ValueError, "nothing to train … float32 arrays", "that it does not mark"):
+        sl.Optimizer(sl.sgd(0.1), FrozenWhole(jnp.ones(2)))
+
 
 class Frozen(eqx.Module):
     weight: Any = None
@@ -110,12 +117,3 @@ class FrozenByString(Frozen):
 
 class FrozenWhole(Frozen):
     __frozen__ = ("**",)
-
-
-def test_frozen_fields():
-    with refused(ValueError, "FrozenByName.__frozen__ names 'wieght'", "Fields: 'weight', 'bias'"):
-        sl.Optimizer(sl.sgd(0.1), FrozenByName(jnp.ones(2)))
-    with refused(TypeError, "FrozenByString.__frozen__ … got 'weight'", "('mean', 'encoder.**')"):
-        sl.Optimizer(sl.sgd(0.1), FrozenByString(jnp.ones(2)))
-    with refused(ValueError, "nothing to train … float32 arrays", "that it does not mark"):
-        sl.Optimizer(sl.sgd(0.1), FrozenWhole(jnp.ones(2)))

@@ -66,7 +66,7 @@ def test_plots():
         sl.plot_metrics([{"a.norm": 1.0, "b.norm": 2.0}], ["norm"])
 
 
-def test_batches_and_steps():
+def test_batches_steps_and_the_learning_rate_range_test():
     with refused(TypeError, "`sl.sweep` … got a tuple of 2", BATCHES_ARE):
         sweep(RATES, batches=(jnp.ones(2), jnp.ones(2)))
     with refused(TypeError, "`sl.lr_range_test` … got an array", BATCHES_ARE):
@@ -88,8 +88,6 @@ def test_batches_and_steps():
     with refused(ValueError, "`steps` of `sl.lr_range_test` … got 5", "at least 10"):
         search(steps=5)
 
-
-def test_the_learning_rate_range_test():
     with refused(
         ValueError, "`sl.lr_range_test` … got lr_min=1.0 and lr_max=0.1", "0 < lr_min < lr_max"
     ):

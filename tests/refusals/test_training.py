@@ -77,7 +77,7 @@ def test_donated_buffers():
         step(model, opt)
 
 
-def test_options():
+def test_options_and_states_of_many_steps():
     with refused(
         TypeError,
         "train_step.donate … got True",
@@ -98,6 +98,28 @@ def test_options():
         sl.train_step(total, compute_dtype="fp16")
     with refused(TypeError, "train_step.compute_dtype … got jax.numpy.int32", DTYPES):
         sl.train_step(total, compute_dtype=jnp.int32)
+
+    with refused(
+        ValueError,
+        "`model_state` … `aux`",
+        "`sl.train_step(loss_fn, has_aux=True)` … (loss, model_state)",
+    ):
+        scan(length=2, model_state=jnp.ones(2))
+    with refused(ValueError, "`model_state` … `microbatches`", "Leave out one of them"):
+        options = {"has_aux": True, "microbatches": 2}
+        scan(jnp.ones((2, 2)), options=options, model_state=jnp.ones(2))
+    with refused(
+        ValueError,
+        "the loss returned is of type tuple, `model_state` of type dict",
+        "a state like `model_state`",
+    ):
+        step = sl.train_step(lambda model, state: (total(model), ()), has_aux=True)
+        step.scan(params(), bound(), length=2, model_state={"a": jnp.ones(2)})
+    with refused(
+        ValueError, "'a' was float32[2] and is now float32[3]", "a state like `model_state`"
+    ):
+        step = sl.train_step(lambda model, state: (total(model), {"a": jnp.ones(3)}), has_aux=True)
+        step.scan(params(), bound(), length=2, model_state={"a": jnp.ones(2)})
 
 
 def test_the_best_model_and_its_options():
@@ -183,27 +205,3 @@ def test_many_steps_in_one_call():
         scan(length=2.0)
     with refused(TypeError, "`with_metrics` of `step.scan` … got 'all'", "a bool"):
         scan(length=2, with_metrics="all")
-
-
-def test_a_state_of_many_steps():
-    with refused(
-        ValueError,
-        "`model_state` … `aux`",
-        "`sl.train_step(loss_fn, has_aux=True)` … (loss, model_state)",
-    ):
-        scan(length=2, model_state=jnp.ones(2))
-    with refused(ValueError, "`model_state` … `microbatches`", "Leave out one of them"):
-        options = {"has_aux": True, "microbatches": 2}
-        scan(jnp.ones((2, 2)), options=options, model_state=jnp.ones(2))
-    with refused(
-        ValueError,
-        "the loss returned is of type tuple, `model_state` of type dict",
-        "a state like `model_state`",
-    ):
-        step = sl.train_step(lambda model, state: (total(model), ()), has_aux=True)
-        step.scan(params(), bound(), length=2, model_state={"a": jnp.ones(2)})
-    with refused(
-        ValueError, "'a' was float32[2] and is now float32[3]", "a state like `model_state`"
-    ):
-        step = sl.train_step(lambda model, state: (total(model), {"a": jnp.ones(3)}), has_aux=True)
-        step.scan(params(), bound(), length=2, model_state={"a": jnp.ones(2)})

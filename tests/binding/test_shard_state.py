@@ -169,20 +169,19 @@ def test_nothing_but_parameters_is_gathered(tx):
 
 ON_EIGHT_DEVICES = {
     "binding/test_shard_state.py": (
-        "test_the_largest_dimension_that_divides_is_partitioned",
-        "test_dimensions_that_are_partitioned_already_stay_so",
+        "test_the_largest_free_dimension_is_partitioned_if_the_mesh_can_hold_it",
         "test_steps_are_those_of_one_device_and_keep_the_shardings[ScaleByTrustRatio]",
         "test_each_parameter_is_gathered_once_and_moments_never",
         "test_one_number_in_any_shard_makes_a_tree_not_finite",
     ),
     "binding/test_plan.py": (
         "test_plan_equals_the_figures_of_the_compiled_program[adafactor-both]",
-        "test_partitioned_state_is_planned_as_the_program_has_it",
+        "test_partitioned_state_and_joined_axes_are_planned_as_they_are_stored",
     ),
     "matrices/test_matrices_sharded.py": (
         "test_the_number_of_exchanges_does_not_depend_on_the_steps[fsdp-explicit]",
         "test_dion_exchanges_less_than_muon[1-0.1-explicit]",
-        "test_the_idle_share_is_described",
+        "test_no_more_devices_take_part_than_finish_earlier_and_the_idle_are_told",
     ),
 }
 """A test of each kind whose result depends on the number of devices."""

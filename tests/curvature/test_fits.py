@@ -10,7 +10,7 @@ import scipy.optimize
 from benchmarks.fits.problems import PROBLEMS, RUNS, start_of
 
 import slalom as sl
-from helpers import sampled
+from helpers import lenient, sampled
 
 # From the first, the fit says that it has converged where MINPACK ends too, which is no minimum of
 # the list. The second reaches its minimum, and ends there as stuck.
@@ -31,7 +31,8 @@ def ended(rule, name):
     else:
         tx, loss_fn = sl.lbfgs(), lambda x: jnp.sum(residuals(x) ** 2) / 2
     solve = jax.jit(lambda x: sl.minimize(loss_fn, tx, x, max_steps=600))
-    return {f: solve(start_of(name, f)) for problem, f in RUNS if problem == name}
+    with lenient():  # the problems are written as SciPy's users write them
+        return {f: solve(start_of(name, f)) for problem, f in RUNS if problem == name}
 
 
 SAMPLE = [("lm", *run) for run in RUNS] + [("lbfgs", *run) for run in RUNS if run[0] in BY_LBFGS]
@@ -41,7 +42,8 @@ SAMPLE = [("lm", *run) for run in RUNS] + [("lbfgs", *run) for run in RUNS if ru
 def test_it_says_converged_at_minima_and_nowhere_else(x64, run):
     rule, name, factor = run
     found = ended(rule, name)[factor]
-    squares = float(np.sum(np.asarray(PROBLEMS[name].residuals(found.model)) ** 2))
+    with lenient():
+        squares = float(np.sum(np.asarray(PROBLEMS[name].residuals(found.model)) ** 2))
     minima = np.array(PROBLEMS[name].minima)
     at_minimum = np.any(np.abs(squares - minima) <= 1e-5 * minima + 1e-12)
     if (name, factor) not in LEFT_OUT:

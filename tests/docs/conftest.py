@@ -1,9 +1,17 @@
 """What the tests of the benchmarks share."""
 
+import jax
 import pytest
 from benchmarks import docs
 
 from helpers import lenient
+
+
+@pytest.fixture(autouse=True)
+def single_precision():
+    """A page may switch to double precision, as its readers do."""
+    yield
+    jax.config.update("jax_enable_x64", False)
 
 
 @pytest.fixture

@@ -99,7 +99,7 @@ def test_numbers_that_set_the_initial_state_are_swept(name):
 
 
 @pytest.mark.slow
-def test_chunks_come_where_memory_runs_out_and_change_nothing(full):
+def test_chunks_change_nothing():
     whole = sl.sweep(mean_square, sl.adamw(0.1), model(), BATCHES, GRID, steps=STEPS)
     for chunk in (1, 4, 9):
         loss_fn, traces = counting()
@@ -108,6 +108,8 @@ def test_chunks_come_where_memory_runs_out_and_change_nothing(full):
         np.testing.assert_allclose(found.losses, whole.losses, rtol=1e-5, err_msg=str(chunk))
         assert len(traces) == 1, chunk
 
+
+def test_a_grid_may_be_of_numbers_anywhere():
     schedule = sl.schedules.linear(0.1, 0.0, 10)
     tx = sl.adam(schedule).partition({sl.where.path("**.bias"): sl.sgd(0.1)})
     grid = {"transition_steps": [5, 10], "**.init_value": [0.1, 0.2], "b1": [0.9]}
@@ -116,6 +118,8 @@ def test_chunks_come_where_memory_runs_out_and_change_nothing(full):
     values = {"transition_steps": 5, "init_value": 0.2}
     np.testing.assert_allclose(found.losses[0, 1, 0], by_hand(tx, values), rtol=1e-5)
 
+
+def test_chunks_come_where_memory_runs_out(full):
     once = iter(BATCHES * 3)
     found = sl.sweep(mean_square, sl.adamw(0.1), model(), once, GRID, steps=STEPS)
     assert full[0].tried == [6, 3] + [2] * 3 * STEPS

@@ -110,6 +110,11 @@ def residual(params, x):
     return jnp.tanh(x * params) - x
 
 
+# XLA may contract their sums of two products to fused multiply-adds or not, and bases that turn
+# amplify what that rounds.
+ROUNDED = {"ScaleByNovograd.b2": 1e-6, "ScaleBySoap.eps": 1e-5}
+
+
 # All rules read their numbers in the same way.
 @pytest.mark.parametrize("rule", sampled([*rules()], "ScaleByLearningRate.learning_rate"))
 def test_update_n_uses_the_schedule_at_n(rule):
@@ -144,9 +149,8 @@ def test_update_n_uses_the_schedule_at_n(rule):
         by_hand = by_hand.with_hyperparams({name: values[n]})
         updates, scheduled = scheduled.update(params, grads[n], **known)
         same, by_hand = by_hand.update(params, grads[n], **known)
-        # XLA may contract its sum of two products of scalars to a fused multiply-add or not.
-        if rule == "ScaleByNovograd.b2":
-            np.testing.assert_allclose(updates, same, rtol=1e-6)
+        if rule in ROUNDED:
+            np.testing.assert_allclose(updates, same, rtol=ROUNDED[rule])
         else:
             assert_same_bits(updates, same)
         other, constant = constant.update(params, grads[n], **known)

@@ -246,7 +246,7 @@ def test_a_step_is_along_the_tangent(case):
         np.testing.assert_allclose(opt.step(x.T, g.T)[0].T, expected, atol=1e-6)
 
 
-SMOOTH = {
+ONTO = {
     "sphere": projections.sphere(),
     "columns": projections.sphere(axis=-2),
     "l2_sphere": projections.l2_sphere(3.0),
@@ -256,10 +256,10 @@ SMOOTH = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(SMOOTH, "sphere"))
+@pytest.mark.parametrize("name", slow_except(ONTO, "sphere"))
 def test_tangents_are_the_derivatives_of_the_projection(name):
     """At a point of a smooth set, the derivative of the nearest point is the tangent part."""
-    onto, step = SMOOTH[name], 1e-3
+    onto, step = ONTO[name], 1e-3
 
     @jax.jit
     def tangents(point, u):

@@ -1,6 +1,6 @@
 """Which transform, field and parameter each leaf of a state belongs to, and how to reset some."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -39,6 +39,14 @@ class Slot(NamedTuple):
     def leaf(self) -> tuple[Any, ...]:
         """What the arrays of one encoded leaf have in common."""
         return self.node, self.field, self.param, self.half
+
+    def param_among(self, params: Container[str]) -> str | None:
+        """Its parameter, if this has one of these paths.
+
+        `Flatten` keeps the state of large parameters under `apart`, beside that in buffers.
+        """
+        param = self.param or ""
+        return next((p for p in (param, param.removeprefix("apart.")) if p in params), None)
 
     @property
     def name(self) -> str:

@@ -226,12 +226,11 @@ def describe(
     shared = 0
     for slot, leaf in zip(places, jax.tree.leaves(state), strict=True):
         size = leaf.size * leaf.dtype.itemsize
-        buffered = _in_buffer(buffers, slot)
-        if slot.param in rows:
-            rows[slot.param].state_bytes += size
-        elif not buffered:
+        param = slot.param_among(rows)
+        owners = _in_buffer(buffers, slot) if param is None else {param: 1.0}
+        if not owners:
             shared += size
-        for path, fraction in buffered.items():
+        for path, fraction in owners.items():
             rows[path].state_bytes += round(size * fraction)
     return Description(list(rows.values()), _totals(model, state, shared))
 
@@ -261,8 +260,7 @@ def _in_buffer(buffers: Mapping[str, Any], slot: Slot) -> Mapping[str, float]:
     """The parameters that share a leaf of a flattened state, with the fraction of each."""
     for outer, shares in buffers.items():
         if slot.owner.startswith(f"{outer}.") and slot.param is not None:
-            apart = slot.param.removeprefix("apart.")
-            return {apart: 1.0} if apart != slot.param else shares.get(slot.param, {})
+            return shares.get(slot.param, {})
     return {}
 
 

@@ -262,15 +262,15 @@ def _state_spec(
     mesh: Mesh | AbstractMesh,
 ) -> Spec:
     """How a leaf of the state is sharded."""
-    for param in (slot.param, (slot.param or "").removeprefix("apart.")):  # `Flatten` names both
-        if param is not None and param in trained:
-            of_param = specs[param], tuple(sizes[param].shape)
-            if slot.mark == SPREAD:
-                return spread_spec(shape, specs[param], mesh)
-            if blocks is not None:
-                return _derived_in_blocks(tuple(shape), *of_param, blocks, dict(mesh.shape))
-            return _derived(tuple(shape), *of_param)
-    return (None,) * len(shape)
+    param = slot.param_among(trained)
+    if param is None:
+        return (None,) * len(shape)
+    of_param = specs[param], tuple(sizes[param].shape)
+    if slot.mark == SPREAD:
+        return spread_spec(shape, specs[param], mesh)
+    if blocks is not None:
+        return _derived_in_blocks(tuple(shape), *of_param, blocks, dict(mesh.shape))
+    return _derived(tuple(shape), *of_param)
 
 
 def _derived_in_blocks(

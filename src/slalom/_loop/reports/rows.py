@@ -94,21 +94,20 @@ def moved(
 ) -> list[Any]:
     """The leaves of a state, in which those of these parameters are on their way to other rows."""
     aged = {slot.node for slot in places if slot.mark == PER_LEAF}
-    own = {(slot.node, slot.param) for slot in places}
-    concerned = {slot.node for slot in places if slot.param in rows}
+    owned = {(slot.node, slot.param_among(params)) for slot in places}
+    concerned = {node for node, param in owned if param in rows}
 
     def one(slot: Slot, x: Any) -> Any:
-        ndim = len(_shape(x))
-        param = (slot.param or "").removeprefix("apart.")  # as `Flatten` names large leaves
-        indices = rows.get(param)
-        if indices is not None and ndim > 0:  # a number stands for all rows
-            return Moved.of(slot, x, indices, slot.node in aged)
+        ndim, param = len(_shape(x)), slot.param_among(params)
+        if param is not None and param in rows and ndim > 0:  # a number stands for all rows
+            return Moved.of(slot, x, rows[param], slot.node in aged)
         # A matrix over the entries of all parameters, as in Broyden's method.
         of_all = slot.node in concerned and slot.mark == UNTIL_RESET and ndim > 1
         # A buffer of small parameters. Large ones have leaves of their own beside it.
-        is_buffer = slot.mark == PARAM_LIKE and param not in params
-        of_some = is_buffer and any((slot.node, f"apart.{p}") not in own for p in rows)
-        return Moved.of(slot, x, {}, False)._replace(movable=False) if of_all or of_some else x
+        is_buffer = slot.mark == PARAM_LIKE and param is None
+        of_some = is_buffer and any((slot.node, p) not in owned for p in rows)
+        fixed = Moved(slot.name, x, {}, movable=False, reduced=False, averages=False)
+        return fixed if of_all or of_some else x
 
     return [one(slot, x) for slot, x in zip(places, leaves, strict=True)]
 

@@ -86,6 +86,11 @@ class Loss(NamedTuple):
         """The parts that ask for this."""
         return tuple(part for name, part in self.requests if name == what)
 
+    def recalled(self) -> Any:
+        """The loss and the gradient that a line search kept, and whether it has any, or `None`
+        without such a search."""
+        return next((p.module.recall(p.state) for p in self.askers("recalled gradient")), None)
+
     def inside(self, here: Part, *, in_sequence: bool = False) -> "Loss":
         """This loss, as the transforms inside a part ask for it.
 

@@ -45,7 +45,7 @@ DIGITS = 10.0
 """A gradient of residuals that is at most this multiple of its rounding counts as 0."""
 
 
-class Solution(NamedTuple):
+class LoopEnd(NamedTuple):
     """The end of the loop."""
 
     params: list[Array]
@@ -99,7 +99,7 @@ class Solver(NamedTuple):
     max_steps: int
     report: Callable[[Any, Scalar], None]
 
-    def solve(self, opt: Optimizer) -> Solution:
+    def solve(self, opt: Optimizer) -> LoopEnd:
         """Runs the loop."""
         params = [strong(x) for x in jax.tree.leaves(self.whole.params)]
         shape = jax.eval_shape(self._value, params)
@@ -118,7 +118,7 @@ class Solver(NamedTuple):
         )
         end = tree.while_loop("`sl.minimize`", lambda c: c.code < 0, self._iteration, start)
         norm = tree.global_norm(end.last.grads).astype(canonical_float())
-        return Solution(
+        return LoopEnd(
             end.params,
             end.opt,
             end.last.value,
@@ -131,9 +131,10 @@ class Solver(NamedTuple):
 
     def _iteration(self, c: _Carry) -> _Carry:
         """Evaluates the loss, and makes a step unless this is the end."""
-        value, grads, known, evaluations = self._evaluate(c)
+        root = self._root(c)
+        value, grads, known, evaluations = self._evaluate(c, root)
         value = value.astype(c.last.value.dtype)
-        now = _Point(c.params, value, along_sets(self._root(c), c.params, grads))
+        now = _Point(c.params, value, along_sets(root, c.params, grads))
         sizes = [jnp.maximum(old, jnp.abs(x)) for old, x in zip(c.sizes, c.params, strict=True)]
         code = self._reason(c, now, sizes, known.get("residuals"))
         c = c._replace(last=now, sizes=sizes, code=code, evaluations=c.evaluations + evaluations)
@@ -161,14 +162,13 @@ class Solver(NamedTuple):
         )
 
     def _evaluate(
-        self, c: _Carry
+        self, c: _Carry, root: Part
     ) -> tuple[Scalar, list[Array], dict[str, Any], Int[Array, ""] | int]:
         """The loss, its gradient, what else a step should know, and how many evaluations it took.
 
         A line search has evaluated the loss where it ended, and a linearization has the gradient.
         """
-        params, root = c.params, self._root(c)
-        asked = root.module.ask(root, Loss())
+        params, asked = c.params, root.module.ask(root, Loss())
         source = residual_loss(self.loss_fn, asked)
         known: dict[str, Any] = {}
         if source is not None:
@@ -177,7 +177,7 @@ class Solver(NamedTuple):
             gradient = tree.cast_like(jax.tree.leaves(linear.updates(linear.gradient)), params)
             # A search or a damped rule has evaluated the loss here, except for the first time.
             return linear.value, gradient, known, (c.steps == 0).astype(jnp.int32)
-        kept = next((p.module.recall(p.state) for p in asked.askers("recalled gradient")), None)
+        kept = asked.recalled()
         if kept is None:
             return *self._differentiate(params), known, 1
         value, grads, is_known = kept

@@ -380,7 +380,7 @@ def _sampled_gradient(
 
 def _recalled_gradient(batch_loss: BatchLoss, loss: Loss, transform: AbstractTransform) -> Gradient:
     """The gradient that the line search kept, or a new one if it has not kept any."""
-    kept = next((part.module.recall(part.state) for part in loss.askers("recalled gradient")), None)
+    kept = loss.recalled()
     if kept is None:
         raise TypeError(
             "`reuse_linesearch=True` takes loss and gradient from a line search that ends the "

@@ -15,7 +15,7 @@ from jaxtyping import Array, Int
 from .._core.state.marks import children_by_name, marks, with_fields
 
 
-class Fields(NamedTuple):
+class OptaxFields(NamedTuple):
     """What the state of `to_optax` holds besides the transform."""
 
     count: Int[Array, "*runs"]  # pyright: ignore[reportIncompatibleMethodOverride]  # Optax's name

@@ -19,7 +19,7 @@ from ..tree.packed import holds_arrays, pack, unpack
 from ..tree.types import PyTree
 from ..wrappers.scope.flatten import Joined
 from ._flax import pure
-from ._named import Fields, with_names, without_names
+from ._named import OptaxFields, with_names, without_names
 
 State = TypeVar("State")
 
@@ -34,7 +34,7 @@ class ToOptaxState(eqx.Module):
 
     transform: Any
     """The transform, with its hyperparameters as arrays."""
-    fields: Fields
+    fields: OptaxFields
     """The number of calls of `update` so far, and the state of the transform."""
     given: tuple[str, ...] = eqx.field(static=True)
     """The paths of what was given to `to_optax` as arrays: each call of `to_optax` sets them."""
@@ -64,7 +64,7 @@ def as_state(
     """The state with these parts, in which all leaves are arrays."""
     named = with_names(inner_state)
     rule, named = (x if holds_arrays(x) else pack(x) for x in (transform, named))
-    return ToOptaxState(rule, Fields(count, named), given)
+    return ToOptaxState(rule, OptaxFields(count, named), given)
 
 
 _NO_PARAMS = jax.tree.structure(None)

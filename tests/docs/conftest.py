@@ -1,4 +1,4 @@
-"""What the tests of the benchmarks share."""
+"""Fixtures for the tests of pages and benchmarks."""
 
 import jax
 import pytest

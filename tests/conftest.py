@@ -16,8 +16,8 @@ from jaxlib.version import __version_info__ as JAXLIB
 os.environ["SLALOM_TYPECHECK"] = "0" if "SLALOM_TEST_DEVICES" in os.environ else "1"
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Compiling takes most of the time of the tests, and a third of it with XLA's older emitters and
-# without LLVM's optimizations. Tests of bits need those of users: see `as_users`. XLA ends a
-# process that passes an unknown flag, as this one may be in later versions.
+# without LLVM's optimizations. Tests of bits need those of users: see `compiled_as_users`. XLA ends
+# a process that passes an unknown flag, as this one may be in later versions.
 os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),
@@ -102,7 +102,7 @@ def pytest_collection_finish():
 
 
 @pytest.fixture
-def as_users():
+def compiled_as_users():
     """Skips a test of bits unless programs are compiled as users compile them."""
     if not AS_USERS:
         pytest.skip("XLA's older emitters round in other places: set SLALOM_TEST_AS_USERS=1")

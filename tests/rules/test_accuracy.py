@@ -98,7 +98,7 @@ def test_the_page_is_written(tmp_path, capsys, monkeypatch):
     assert text.endswith("after\n")
 
 
-@pytest.mark.usefixtures("as_users")
+@pytest.mark.usefixtures("compiled_as_users")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_stored_mean_stops_short_of_a_constant_gradient_by_a_few_roundings(dtype):
     decays = np.array([0.5, 0.9, 0.99])

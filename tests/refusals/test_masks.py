@@ -1,17 +1,18 @@
 """Masks and labels that select nothing, or not what they say."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+import pytest
 
 import slalom as sl
 
-from .messages import bound, mlp, refused
+from .messages import bound, mlp, params, refused
 
 GLOB = "the whole path; `*` … `**` …"
 PREFIX = "masks or labels must have the structure of the parameters, or be a prefix"
 ONLY_SHAPES = "shapes and dtypes (`jax.ShapeDtypeStruct` leaves), not with values"
 ONE_CALL = "`sl.where.leaf(lambda path, leaf: ...)`"
-PYTHON_VALUE = "a Python value … `sl.where.ndim(min=2)`"
 
 
 def test_selectors_that_mean_nothing_and_gradients_of_python_numbers():
@@ -124,9 +125,12 @@ def test_what_is_no_mask():
         bound(sl.adam(0.1).only({"b": True, "v": True}))
     with refused(ValueError, "'w' is in the parameters but not in the mask", PREFIX):
         bound(sl.adam(0.1).only(lambda params: {"b": True}))
-    with refused(TypeError, "A mask or label … got an array of dtype bool", PYTHON_VALUE):
+    entries = "`tx | sl.Stateless(… jnp.multiply …`"
+    whole = f"a bool for each, such as `bool(leaf.any())` … {entries}"
+    with refused(TypeError, "A mask or label … got an array of dtype bool and shape ()", whole):
         sl.adam(0.1).only({"b": jnp.array(True), "w": True})
-    with refused(TypeError, "A mask or label … got a traced array of dtype bool", PYTHON_VALUE):
+    traced = f"make the tree outside … {entries}"
+    with refused(TypeError, "A mask or label … got a traced array of dtype bool", traced):
         jax.jit(lambda flag: sl.adam(0.1).only({"b": flag, "w": True}))(True)
     with refused(
         TypeError, "failed on the parameter tree: '>' not supported", f"{ONLY_SHAPES} … {ONE_CALL}"
@@ -154,3 +158,30 @@ def test_what_is_no_mask():
         "`sl.where.matrix({sl.where.path(\"experts\"): \"soi\"})` … Paths: 'b', 'w'",
     ):
         bound(sl.muon(0.02, where=sl.where.path("b")))
+
+
+@pytest.mark.parametrize("predicate", [eqx.is_array, eqx.is_inexact_array])
+@pytest.mark.parametrize("per_leaf", [False, True])
+def test_functions_that_test_for_arrays(predicate, per_leaf):
+    """They see shapes, and would select nothing."""
+    where = lambda m: jax.tree.map(predicate, m)  # noqa: E731
+    where = (
+        sl.where.leaf(lambda path, leaf: leaf.ndim > 1 or predicate(leaf)) if per_leaf else where
+    )
+    words = lambda m: jax.tree.map(lambda x: "a" if predicate(x) else "b", m)  # noqa: E731
+    tx, twice = sl.adam(0.1), sl.partition({"a": sl.sgd(0.1), "b": sl.adam(0.1)}, words)
+    for make in (
+        lambda: bound(trainable=where),
+        lambda: bound(tx.only(where)),
+        lambda: bound(tx.only(~where) if per_leaf else twice),
+        lambda: bound(sl.Clip(1.0).mask(where) | tx),
+        lambda: bound(tx.partition({where: sl.sgd(0.1)})),
+        lambda: bound(sl.ScaleBy({where: 0.5}) | tx),
+        lambda: bound(sl.adamw(0.1, decay_where=where)),
+        lambda: bound(sl.muon(0.1, layout={where: "io"})),
+        lambda: bound(tx.every_k(2).project(sl.projections.non_negative(), where=where)),
+        lambda: bound().reset(params(), where=where),
+        lambda: bound().rebind(params(), rows={where: jnp.arange(2)}),
+    ):
+        with refused(TypeError, "tests whether leaves are arrays", "`leaf.ndim` or `leaf.dtype`"):
+            make()

@@ -9,7 +9,7 @@ import collections
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, ClassVar, TypeAlias
 
 import jax
@@ -27,11 +27,6 @@ WhereLike: TypeAlias = Any
 ONLY_SHAPES = (
     "It is called with shapes and dtypes (`jax.ShapeDtypeStruct` leaves), not with values, because "
     "a mask or label must not change between steps."
-)
-
-NO_ARRAYS = (
-    " Its function sees `jax.ShapeDtypeStruct`s in place of arrays, for which `eqx.is_array` and "
-    "`eqx.is_inexact_array` are False: test `leaf.ndim` or `leaf.dtype`."
 )
 
 ONE_CALL = (
@@ -207,7 +202,11 @@ class _Function(Where):
                 f"The function {self!r} returned False for the whole parameter tree, so it would "
                 f"select nothing. {ONE_CALL} To select nothing, write `sl.where.nothing()`."
             )
-        return _Tree.freeze(result).evaluate(leaves)
+        frozen = _Tree.freeze(result)
+        if leaves:
+            call = lambda arrays: _Tree.freeze(self.function(arrays)).values  # noqa: E731
+            check_arrays_give_no_more(self, call, tree, frozen.values)
+        return frozen.evaluate(leaves)
 
     def __repr__(self) -> str:
         return function_name(self.function)
@@ -270,21 +269,50 @@ def without_state(own: PyTree, params: PyTree) -> PyTree:
     return jax.tree.map(lambda x: None if is_state_index(x) else x, own, is_leaf=is_state_index)
 
 
+_INSTEAD = {
+    True: "A selection must be known when a program is traced, so make the tree outside of it.",
+    False: "A selection takes whole leaves, so write a bool for each, such as `bool(leaf.any())`.",
+}
+
+
 def _concrete(value: Any) -> Any:
     if isinstance(value, np.bool_ | np.ndarray) and (value.shape, value.dtype) == ((), np.bool_):
         return bool(value)
     if isinstance(value, jax.Array | np.ndarray):
+        is_traced = isinstance(value, Tracer)
         raise TypeError(
-            "A mask or label must be a Python value, got "
-            f"{'a traced' if isinstance(value, Tracer) else 'an'} array of dtype "
-            f"{value.dtype}. The selection must be known at trace time, so select by path, shape "
-            "or dtype, for example with `sl.where.ndim(min=2)`."
+            f"A mask or label must be a Python value, got {'a traced' if is_traced else 'an'} "
+            f"array of dtype {value.dtype} and shape {value.shape}. {_INSTEAD[is_traced]} To mask "
+            "single entries, multiply the updates: `tx | sl.Stateless(lambda updates, params: "
+            "jax.tree.map(jnp.multiply, updates, masks))`."
         )
     return value
 
 
 def function_name(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", repr(function))
+
+
+def check_arrays_give_no_more(
+    where: Where, call: Callable[[Any], Iterable[Any]], structs: Any, answers: Iterable[Any]
+) -> None:
+    """Raises an error if a user's function selects more where it sees arrays instead of shapes.
+
+    `answers` are those of `call` for shapes.
+    """
+    given: list[Any] = []
+    try:
+        jax.eval_shape(lambda arrays: given.extend(call(arrays)), structs)
+    except Exception:
+        # It was written for shapes.
+        return
+    for answer, other in zip(answers, given, strict=False):
+        if answer is not True and other != answer:
+            raise TypeError(
+                f"The function of {where!r} tests whether leaves are arrays. It sees "
+                "`jax.ShapeDtypeStruct`s in place of arrays, for which `eqx.is_array` and "
+                "`eqx.is_inexact_array` are False: test `leaf.ndim` or `leaf.dtype`."
+            )
 
 
 # --- conversion to selectors ----------------------------------------------------------------
@@ -313,11 +341,6 @@ def as_where(where: WhereLike) -> Where:
             )
         return _Function(where)
     return _Tree.freeze(where)
-
-
-def calls_function(where: Where | None) -> bool:
-    """Whether a function of the user decides what is selected."""
-    return where is not None and any(isinstance(own, _Function) for own in where.primitives())
 
 
 def as_where_or_none(where: WhereLike | None) -> Where | None:

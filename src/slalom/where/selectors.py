@@ -3,7 +3,7 @@
 import builtins
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -12,7 +12,7 @@ import numpy as np
 
 from ..tree.paths import glob_pattern
 from ..tree.types import is_function
-from .resolve import ONLY_SHAPES, Leaf, Where, function_name
+from .resolve import ONLY_SHAPES, Leaf, Where, check_arrays_give_no_more, function_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +108,13 @@ class _PerLeaf(Where):
     function: Callable[[str, Any], bool]
 
     def evaluate(self, leaves: list[Leaf]) -> list[Any]:
-        return [self._call(leaf) for leaf in leaves]
+        answers = [self._call(leaf) for leaf in leaves]
+
+        def call(arrays: list[Any]) -> Iterator[Any]:
+            return (self.function(own.path, x) for own, x in zip(leaves, arrays, strict=True))
+
+        check_arrays_give_no_more(self, call, [leaf.struct for leaf in leaves], answers)
+        return answers
 
     def _call(self, leaf: Leaf) -> Any:
         try:

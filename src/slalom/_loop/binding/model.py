@@ -13,7 +13,7 @@ from ...tree.memory import to_device, to_memory_of
 from ...tree.paths import dotted, example, first_difference, leaf_paths
 from ...tree.types import Params, PyTree, Tracer, Updates, is_function, is_state_index
 from ...where.frozen import Unmarked
-from ...where.resolve import NO_ARRAYS, Where, calls_function, check_matches, mask
+from ...where.resolve import Where, check_matches, mask
 from ...where.selectors import everything
 
 Model = TypeVar("Model")
@@ -210,7 +210,6 @@ def checked_split(model: PyTree, trainable: Where | None) -> Split:
         raise ValueError(
             "There is nothing to train: the model has no floating or complex arrays"
             f"{but}. It contains {', '.join(kinds)}."
-            f"{NO_ARRAYS if calls_function(trainable) else ''}"
         )
     if trainable is None:
         _refuse_numbers(model)

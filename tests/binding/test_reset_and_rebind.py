@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,7 +46,7 @@ def worn(opt):
     """The optimizer with other values in its state."""
     state = jax.tree.map(worn_out, opt.arrays.state)
     arrays = opt.arrays._replace(state=state, count=worn_out(opt.count))
-    return dataclasses.replace(opt, arrays=arrays)
+    return eqx.tree_at(lambda opt: opt.arrays, opt, arrays)
 
 
 def slots_of(opt):
@@ -485,8 +486,6 @@ def test_replaced_transforms_and_grown_matrices_start_together():
         assert tx == sl.sgd(1.0).every_k(**({"k": 2} | changes))
     tx = sl.adam(0.1).drive({"learning_rate": plateau(0.1)})
     assert dataclasses.replace(tx) == tx
-    opt = sl.Optimizer(tx, jnp.ones(2))
-    assert_same_bits(dataclasses.replace(opt).state, opt.state)
 
     tx = sl.ScaleByFactoredRms(min_dim_size_to_factor=1) | sl.Scale(-0.1)
     small, large = {"w": jnp.ones((3, 4))}, {"w": jnp.ones((3, 8))}

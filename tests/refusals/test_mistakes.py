@@ -45,10 +45,16 @@ def test_calls():
         sl.sgd(sl.Clip(1.0))
     with refused(
         TypeError,
-        "An optimizer is bound to a model",
+        "Optimizer() … missing 'model'",
         "`sl.Optimizer(tx, model)`. It creates the state",
     ):
         sl.Optimizer(sl.adam(0.1))
+    with refused(
+        TypeError,
+        "An optimizer is bound to a model",
+        "`sl.Optimizer(tx, model)`. It creates the state",
+    ):
+        sl.Optimizer(sl.adam(0.1), None)
     with refused(
         TypeError,
         "train_step() … got 2",

@@ -73,7 +73,7 @@ _NO_PARAMS = jax.tree.structure(None)
 def as_optimizer(state: ToOptaxState, structure: Any = _NO_PARAMS) -> Optimizer:
     """An optimizer with the parts of a state, bound to parameters of this structure."""
     arrays = Arrays(pack(unpack(state.transform)), pack(state.inner_state), state.count)
-    return Optimizer(arrays=arrays, binding=Binding(None, structure))
+    return Optimizer._from_fields(arrays, Binding(None, structure))
 
 
 def updated(state: ToOptaxState, opt: Optimizer) -> ToOptaxState:

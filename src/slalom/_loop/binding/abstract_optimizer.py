@@ -1,8 +1,7 @@
 """What can be read from an optimizer."""
 
-import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import equinox as eqx
 import jax
@@ -31,12 +30,26 @@ from .sampling import sampled_params
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+# Not `Self`, which beartype does not find in a method that jaxtyping wraps.
+_Bound = TypeVar("_Bound", bound="AbstractOptimizer")
+
 
 class AbstractOptimizer(AbstractPrinted):
     """The fields of an `Optimizer`, and what can be read from them."""
 
     arrays: Arrays
     binding: Binding = eqx.field(static=True)
+
+    @classmethod
+    def _from_fields(cls: type[_Bound], arrays: Arrays, binding: Binding) -> _Bound:
+        # As JAX unflattens it: `__init__` binds a transform to a model.
+        self = object.__new__(cls)
+        object.__setattr__(self, "arrays", arrays)
+        object.__setattr__(self, "binding", binding)
+        return self
+
+    def _with_arrays(self: _Bound, arrays: Arrays) -> _Bound:
+        return self._from_fields(arrays, self.binding)
 
     @property
     def transform(self) -> AbstractTransform[Any]:
@@ -197,7 +210,7 @@ class AbstractOptimizer(AbstractPrinted):
         transform, _, count = self.arrays
         if other is not None:
             transform, count = jax.tree.map(other, (transform, count))
-        return dataclasses.replace(self, arrays=Arrays(transform, state, count))
+        return self._with_arrays(Arrays(transform, state, count))
 
     # --- inspection -------------------------------------------------------------------------
 

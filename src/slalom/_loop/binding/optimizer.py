@@ -34,11 +34,15 @@ from ..reports.transform_checks import checked
 from ..sharding.shard import ShardedState, shard
 from ..sharding.sharded_state import StateSharding
 from .abstract_optimizer import AbstractOptimizer
-from .binding import Arrays, Binding, bind, init_state, is_abstract, no_transform
+from .binding import bind, init_state, is_abstract, no_transform
 from .model import Model, check_bound, checked_split, split, strong
 from .stepping import KEYWORDS, as_keywords, check_one_run
 from .thrown_away import watch_results
 
+_BOUND = (
+    "An optimizer is bound to a model: write `sl.Optimizer(tx, model)`. It creates the state for "
+    "the arrays of the model."
+)
 _advise_positions = advise_positions(
     "An optimizer holds its state: write `model, opt = opt.step(model, grads)`. Name the others, "
     "such as `value=loss`."
@@ -61,15 +65,14 @@ class Optimizer(AbstractOptimizer):
     differentiated and saved.
     """
 
+    @advise_positions(_BOUND, "Optimizer")
     def __init__(
         self,
-        transform: AbstractTransform[Any] | None = None,
-        model: PyTree = None,
+        transform: AbstractTransform[Any],
+        model: PyTree,
         *,
         trainable: WhereLike | None = None,
         hyperparam_dtype: Any | None = None,
-        arrays: Arrays | None = None,
-        binding: Binding | None = None,
     ):
         """Initializes the state of a transform for the parameters of a model.
 
@@ -86,18 +89,11 @@ class Optimizer(AbstractOptimizer):
             class. The others have no state and no weight decay, do not contribute to norms, and
             never change.
         - `hyperparam_dtype`: the dtype of all hyperparameters. Defaults to the dtypes above.
-        - `arrays`, `binding`: only for `dataclasses.replace`, which passes the fields by name.
         """
-        if arrays is not None and binding is not None:
-            self.arrays, self.binding = arrays, binding
-            return
         if not isinstance(transform, AbstractTransform):
             raise TypeError(no_transform(transform, model))
         if model is None:
-            raise TypeError(
-                "An optimizer is bound to a model: write `sl.Optimizer(tx, model)`. It creates the "
-                "state for the arrays of the model."
-            )
+            raise TypeError(_BOUND)
         where = as_where_or_none(trainable)
         if is_abstract(model):
             make = functools.partial(
@@ -248,7 +244,7 @@ class Optimizer(AbstractOptimizer):
             )
         check_readable(self)
         transform = replace(self.transform, {**(values or {}), **named}, replace_schedules)
-        return dataclasses.replace(self, arrays=self.arrays._replace(transform=pack(transform)))
+        return self._with_arrays(self.arrays._replace(transform=pack(transform)))
 
     # --- state ------------------------------------------------------------------------------
 
@@ -388,7 +384,7 @@ class Optimizer(AbstractOptimizer):
         check_readable(self)
         check_one_run(self.count, "opt.shard_state(mesh)")
         arrays, binding, report = shard(self.arrays, self.binding, mesh, axis, {})
-        return Optimizer(arrays=arrays, binding=binding), report
+        return Optimizer._from_fields(arrays, binding), report
 
     def _with(
         self, state: Any, count: Any, params: PyTree, sharding: StateSharding | None
@@ -398,7 +394,7 @@ class Optimizer(AbstractOptimizer):
         if sharding is not None and sharding.axis is not None:
             homes = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
             arrays, binding, _ = shard(arrays, binding, sharding.mesh, sharding.axis, homes)
-        return Optimizer(arrays=arrays, binding=binding)
+        return Optimizer._from_fields(arrays, binding)
 
 
 def _keywords(*values: Any) -> dict[str, Any]:

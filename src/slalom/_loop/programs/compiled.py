@@ -4,7 +4,6 @@ They take what a call passes as one tree, `StepInputs`. The class of the optimiz
 file above this one.
 """
 
-import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -77,7 +76,7 @@ def carried(inputs: Any, *, model: bool = True) -> Any:
     flags = jax.tree.map(lambda _: False, inputs)
     state = jax.tree.map(lambda _: True, opt.arrays.state)
     arrays = flags.opt.arrays._replace(state=state, count=True)
-    flags = flags._replace(opt=dataclasses.replace(flags.opt, arrays=arrays))
+    flags = flags._replace(opt=flags.opt._with_arrays(arrays))
     if not model:
         return flags
     return flags._replace(model=split(inputs.model, opt.binding.trainable).flags(inputs.model))

@@ -337,7 +337,7 @@ def _partitioned(
     )
     params = {path: _placed(sizes[path], specs[path], mesh) for path in trained}
     arrays, binding, _ = shard(arrays, opt.binding, mesh, axis, params)
-    return Optimizer(arrays=arrays, binding=binding)
+    return Optimizer._from_fields(arrays, binding)
 
 
 def _placed(x: Any, spec: Spec, mesh: Mesh | AbstractMesh) -> jax.ShapeDtypeStruct:

@@ -1,6 +1,5 @@
 """Several runs with different hyperparameters as one program."""
 
-import dataclasses
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -194,7 +193,7 @@ class _Runs:
             opt = self._start.opt.with_hyperparams(values)
             # Some numbers set the initial state, such as the first step of D-Adaptation.
             begun = opt.reset(self._start.model)
-            opt = dataclasses.replace(opt, arrays=begun.arrays)
+            opt = opt._with_arrays(begun.arrays)
             return eqx.filter(self._start._replace(opt=opt), self._varies)
 
         varying = jax.vmap(start)({name: jax.numpy.asarray(v) for name, v in values.items()})

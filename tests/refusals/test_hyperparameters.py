@@ -118,6 +118,16 @@ def test_schedules():
         "`linear(...)`",
     ):
         sl.adam(sl.schedules.linear)
+    for call, culprit in [
+        (sl.schedules.linear(0.0, 1.0, 2), "schedule() is missing 'step'"),
+        (lambda: sl.schedules.linear(0.0, 1.0, 2)(1, 2), "schedule() takes 1 … got 2"),
+    ]:
+        with refused(TypeError, culprit, "`schedule(100)` … `sl.adam(schedule)`"):
+            call()
+    with refused(TypeError, "<lambda> takes (step, epoch)", "`lambda step: ...`"):
+        sl.adam(lambda step, epoch: 0.1)
+    with refused(TypeError, "ReduceOnPlateau follows the run", "`tx.drive({"):
+        sl.schedules.ReduceOnPlateau(0.1)(3)
     with refused(
         TypeError, "`.drive` … got sl.schedules.ReduceOnPlateau(0.1)", "{'learning_rate': schedule}"
     ):

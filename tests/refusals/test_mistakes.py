@@ -123,8 +123,13 @@ def test_calls_of_steps():
     hand = "`model, opt = opt.step(model, grads)` … `value=loss`"
     with refused(TypeError, "step() is missing 'grads'", hand):
         bound().step(params())
-    with refused(TypeError, "eval_params() is missing 'model'", "`opt.eval_params(model)`"):
-        bound().eval_params()
+    for name in ("eval_params", "describe", "reset"):
+        with refused(TypeError, f"{name}() is missing 'model'", f"`opt.{name}(model)`"):
+            getattr(bound(), name)()
+    with refused(TypeError, "plot_schedules() is missing 'steps'", "`opt.plot_schedules(1000)`"):
+        bound().plot_schedules()
+    with refused(TypeError, "shard_state() is missing 'mesh'", "`opt, report = opt.shard_state(m"):
+        bound().shard_state()
     with refused(
         TypeError, "sweep() is missing 'model'", "`sl.sweep(loss_fn, tx, model, batches, grid"
     ):
@@ -169,9 +174,7 @@ def test_calls_of_functions():
         TypeError, "`sl.Optimizer`, got Chain in its place", "`opt = sl.Optimizer(tx, model)`"
     ):
         sl.train_step(total)(params(), sl.adam(0.1))
-    with refused(
-        TypeError, "got an array in its place", "`step(model, opt, *args)` … `sl.Optimizer`"
-    ):
+    with refused(TypeError, "got an array in its place", "`opt = sl.Optimizer(tx, model)`"):
         sl.train_step(total)(params(), jnp.ones(2))
     with refused(
         TypeError, "train_step … got a Linear", "`loss_fn(model, x, y)` … `step(model, opt, x, y)`"
@@ -218,6 +221,8 @@ def test_keywords_operators_and_links():
         sl.Clip(1.0) + sl.adam(0.1)
     with refused(TypeError, "Transforms are not multiplied", "`tx | sl.Scale(0.5)`"):
         0.5 * sl.adam(0.1)
+    with refused(TypeError, "Transforms are not negated", "`tx.maximize()`"):
+        -sl.adam(0.1)
 
 
 CLIPPED = (sl.Clip(1.0), sl.sgd(0.1))

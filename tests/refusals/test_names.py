@@ -47,6 +47,7 @@ def test_names_and_keywords_of_other_libraries():
         (sl.adagrad, "accumulator_dtype", 'Write `tx.store("bfloat16", min_size=1)`'),
         (sl.adam(1e-3).every_k, "use_grad_mean", "Write mean"),
         (sl.ScaleByAdam, "beta1", "b1"),
+        (sl.Optimizer, "lr", "transform, model, trainable, hyperparam_dtype"),
         (sl.schedules.linear, "slope", "init_value, end_value, transition_steps, transition_begin"),
     ]
     for function, keyword, ours in others:

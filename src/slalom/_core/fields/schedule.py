@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,6 +17,7 @@ from ...tree.dtypes import as_float
 from ...tree.types import Scalar, Step, Tracer
 from ..protocol.context import Context
 from ..protocol.parts import CHECK, AbstractDeclared
+from ..text.advice import advise_positions
 from ..text.figures import make_figure
 from ..text.messages import NEEDS_A_VALUE, uncalled
 
@@ -23,6 +25,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     import slalom
+
+_advise_step = advise_positions(
+    "A schedule is a function of the step: write `schedule(100)`. An optimizer takes the schedule "
+    "itself: `sl.adam(schedule)`.",
+    "schedule",
+)
 
 
 class AbstractSchedule(AbstractDeclared):
@@ -48,6 +56,11 @@ class AbstractSchedule(AbstractDeclared):
 
     # NumPy arrays to the left of an operator then defer to the methods below.
     __array_ufunc__ = None
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if "__call__" in vars(cls):
+            cls.__call__ = _advise_step(cls.__call__)
 
     def __check_init__(self):
         for field in dataclasses.fields(self):
@@ -184,8 +197,19 @@ class AbstractStatefulSchedule(AbstractDeclared):
     ```
     """
 
+    _refuses_calls: ClassVar[bool] = True
+
     needs: ClassVar[tuple[str, ...]] = ()
     """The entries of the context that `update` requires, such as `"value"`."""
+
+    if not TYPE_CHECKING:  # a type checker would otherwise accept calls
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            name = type(self).__name__
+            raise TypeError(
+                f"{name} follows the run, so the step alone does not determine its value. Write "
+                f'`tx.drive({{"learning_rate": {name}(...)}})`, which updates it at each step.'
+            )
 
     @abc.abstractmethod
     def init(self) -> Any:
@@ -263,6 +287,7 @@ def as_schedule(function: Callable[..., Any]) -> AbstractSchedule:
             f"A {type(function).__name__} is a model, not a schedule. Bind it to the optimizer: "
             "`opt = sl.Optimizer(sl.adam(1e-3), model)`."
         )
+    _check_takes_step(function)
     if not jax.tree_util.all_leaves([function]):
         return ModuleSchedule(function)
     if any(isinstance(x, Tracer) for x in _captured(function)):
@@ -272,6 +297,21 @@ def as_schedule(function: Callable[..., Any]) -> AbstractSchedule:
             "argument: `jax.tree_util.Partial(schedule, lr=lr)`, or a field of an `eqx.Module`."
         )
     return FunctionSchedule(function)
+
+
+def _check_takes_step(function: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # written in C
+        return
+    try:
+        signature.bind(0)
+    except TypeError:
+        name = getattr(function, "__name__", repr(function))
+        raise TypeError(
+            f"A schedule is called with one argument, the step, but {name} takes {signature}. "
+            "Write `lambda step: ...`."
+        ) from None
 
 
 def _captured(function: Any, depth: int = 4) -> Iterator[Any]:

@@ -60,7 +60,13 @@ class AbstractFluent(AbstractScopeMethods, AbstractGradientMethods, AbstractPara
                 "Transforms are not multiplied. Scale the updates: `tx | sl.Scale(0.5)`."
             )
 
-        __radd__, __rmul__ = __add__, __mul__
+        def __neg__(self) -> Any:
+            raise TypeError(
+                "Transforms are not negated. To ascend the loss, write `tx.maximize()`."
+            )
+
+        __radd__ = __sub__ = __rsub__ = __add__
+        __rmul__ = __truediv__ = __mul__
 
 
 FLUENT = frozenset(

@@ -200,7 +200,8 @@ def _keywords(function: Callable[..., Any]) -> frozenset[str] | None:
 def advise_positions(advice: str, name: str | None = None) -> Callable[[_Function], _Function]:
     """A decorator that refuses missing arguments, and too many by position, with advice.
 
-    The signature stays the same. `name` is the function's name if users call it by another one.
+    Unknown keywords are refused as by `advise_keywords`. The signature stays the same. `name` is
+    the function's name if users call it by another one.
     """
 
     def decorate(function: _Function) -> _Function:
@@ -218,6 +219,8 @@ def advise_positions(advice: str, name: str | None = None) -> Callable[[_Functio
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
+            if kwargs:
+                check_keywords(function, named, kwargs)
             if len(args) > most and not unlimited:
                 raise TypeError(
                     f"{named}() takes {most - own} argument{'s' * (most - own > 1)} by "

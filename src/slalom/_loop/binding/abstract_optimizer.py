@@ -214,6 +214,7 @@ class AbstractOptimizer(AbstractPrinted):
 
     # --- inspection -------------------------------------------------------------------------
 
+    @advise_positions("The optimizer does not hold the model: write `opt.describe(model)`.")
     def describe(self, model: PyTree) -> Description:
         """Describes how each parameter is optimized.
 
@@ -230,6 +231,7 @@ class AbstractOptimizer(AbstractPrinted):
         check_readable(self)
         return describe(self.transform, self.state, self.hyperparams, whole)
 
+    @advise_positions("Write `opt.plot_schedules(1000)` for the first 1000 steps.")
     def plot_schedules(self, steps: int) -> "Figure":
         """Plots the schedules of all hyperparameters with matplotlib.
 

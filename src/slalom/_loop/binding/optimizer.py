@@ -248,6 +248,7 @@ class Optimizer(AbstractOptimizer):
 
     # --- state ------------------------------------------------------------------------------
 
+    @advise_positions("The optimizer does not hold the model: write `opt.reset(model)`.")
     def reset(self, model: PyTree, where: WhereLike | None = None) -> "Optimizer":
         """Reinitializes the state of some parameters.
 
@@ -353,6 +354,7 @@ class Optimizer(AbstractOptimizer):
         new = new._with(state, jnp.copy(self.count), params, self.binding.sharding)
         return Rebound(new, report)
 
+    @advise_positions("Write `opt, report = opt.shard_state(mesh)`.")
     def shard_state(self, mesh: Mesh, axis: str = "data") -> "tuple[Optimizer, ShardedState]":
         """Partitions the state over a mesh axis along which the parameters are replicated (ZeRO-1).
 

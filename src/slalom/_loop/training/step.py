@@ -313,15 +313,15 @@ def _no_optimizer(model: Any, opt: Any) -> str:
         f"{got} in its place."
     )
     if isinstance(opt, AbstractTransform):
-        message += " Bind it to the model first: `opt = sl.Optimizer(tx, model)`."
+        return f"{message} Bind it to the model first: `opt = sl.Optimizer(tx, model)`."
     if isinstance(opt, tuple) and any(isinstance(part, Optimizer) for part in opt):
-        message += " `opt.rebind` returns a pair: write `opt, report = opt.rebind(model)`."
+        return f"{message} `opt.rebind` returns a pair: write `opt, report = opt.rebind(model)`."
     if isinstance(opt, str):
-        message += (
-            " `sl.checkpoint.load` returns a dict: write `loaded = sl.checkpoint.load(path, "
-            'model=model, opt=opt)` and `model, opt = loaded["model"], loaded["opt"]`.'
+        return (
+            f"{message} `sl.checkpoint.load` returns a dict: write `loaded = sl.checkpoint.load("
+            'path, model=model, opt=opt)` and `model, opt = loaded["model"], loaded["opt"]`.'
         )
-    return message
+    return f"{message} Create one before the loop: `opt = sl.Optimizer(tx, model)`."
 
 
 def _new_program(get_function: Callable[[], Any], options: Options, body: Any) -> TrainProgram:

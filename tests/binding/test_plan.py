@@ -148,6 +148,22 @@ def test_factors_are_divided_among_the_devices_of_their_matrix(tx, times):
         assert shardings(changed) == shardings(opt)
 
 
+ON_MATRICES = [tx for tx, _ in FACTORED.values()] + [sl.muon(0.1), sl.contrib.dion(0.1)]
+# Their rank is at most that of the matrix, so that the moments have its shape.
+ON_MATRICES += [sl.contrib.apollo(0.1), sl.contrib.galore(0.1)]
+KINDS = {"automatic": AxisType.Auto, "explicit": AxisType.Explicit}
+PLACES = [(kind, spec) for kind in KINDS for spec in SPECS]
+
+
+@pytest.mark.parametrize("place", sampled(PLACES, ("automatic", "both")), ids="-".join)
+def test_state_of_matrix_rules_is_planned_as_it_is_created(place):
+    mesh = all_devices(KINDS[place[0]])
+    shapes = abstract(mesh, SPECS[place[1]], (16, 32))
+    for tx in ON_MATRICES:
+        opt = sl.Optimizer(tx, concrete(shapes))
+        assert sl.plan(tx, shapes, mesh.abstract_mesh).state == on_one_device(jax.tree.leaves(opt))
+
+
 # Reference that the rules of `plan` are checked against: what binding creates.
 @rows(1, everyday=("ScaleByAdam", "ScaleByFactoredRms", "Flatten"))
 def test_state_is_planned_as_it_is_created(row):

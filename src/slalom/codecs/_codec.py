@@ -11,7 +11,7 @@ from jaxtyping import Array, BFloat16, Float, Int32, UInt16
 from .. import tree
 from .._core.engine.encoded import Spec, uniform
 from .._core.text.printing import AbstractPrinted, code
-from ..tree.fresh import reshaped
+from ..tree.sharding import reshaped
 
 
 class AbstractCodec(AbstractPrinted):

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int32
 
 from .._core.engine.encoded import Spec, uniform
-from ..tree.fresh import reshaped
+from ..tree.sharding import reshaped
 from ._codec import (
     AbstractCodec,
     as_float32,

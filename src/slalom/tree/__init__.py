@@ -22,7 +22,6 @@ from .dtypes import (
     widened as widened,
 )
 from .fresh import (
-    canonical_spec as canonical_spec,
     copy as copy,
     first_moment as first_moment,
     fresh_count as fresh_count,
@@ -73,6 +72,7 @@ from .norms import (
     squarable as squarable,
     squared_norm as squared_norm,
 )
+from .sharding import canonical_spec as canonical_spec
 from .sums import all_finite as all_finite, inner as inner, sum_of as sum_of
 
 __all__ = [

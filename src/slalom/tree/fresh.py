@@ -1,19 +1,18 @@
 """Initial state, shaped like the parameters."""
 
 import functools
-import itertools
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Int
 
 from .checks import check_inexact
 from .dtypes import accumulation_dtype, canonical, real_dtype, storage_dtype, sum_dtype
+from .sharding import canonical_spec, full_spec
 from .types import Params, PyTree, Tracer, under_jit
 
 
@@ -181,79 +180,6 @@ def _zeros_of_sum(x: Any, axes: tuple[int, ...], dtype: np.dtype) -> Array:
         home.mesh, canonical_spec(home.mesh, spec, len(spec)), memory_kind=home.memory_kind
     )
     return _compiled_zeros(home)(tuple(shape), dtype)
-
-
-def axis_names(entry: Any) -> tuple[str, ...]:
-    """The mesh axes in one entry of a spec."""
-    if entry is None or entry is PartitionSpec.UNCONSTRAINED:
-        return ()
-    return entry if isinstance(entry, tuple) else (entry,)
-
-
-def num_parts(sizes: Mapping[str, int], entry: Any) -> int:
-    """Into how many parts one entry of a spec divides an axis, on a mesh with these sizes."""
-    return math.prod(sizes[name] for name in axis_names(entry))
-
-
-def full_spec(spec: Iterable[Any], ndim: int) -> list[Any]:
-    """The spec with an entry for each axis of the array."""
-    entries = list(spec)
-    return entries + [None] * (ndim - len(entries))
-
-
-def canonical_spec(mesh: Any, spec: Sequence[Any], ndim: int) -> PartitionSpec:
-    """The spec that JAX gives to the result of a program. Specs that mean the same may differ.
-
-    With explicit axes it has an entry for each of the `ndim` axes of the array; otherwise none at
-    the end is `None`.
-    """
-    entries = full_spec(spec, ndim)
-    if AxisType.Explicit not in mesh.axis_types:
-        while entries and entries[-1] is None:
-            entries.pop()
-    return PartitionSpec(*entries)
-
-
-def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
-    """`jnp.reshape`, also of axes that are sharded along explicit axes of a mesh.
-
-    JAX refuses a reshape whose result cannot have the sharding of `x`. Here the axes before and
-    after those that change keep theirs, and the first one that changes keeps what divides it.
-    """
-    sharding = jax.typeof(x).sharding
-    spec, mesh = tuple(sharding.spec), sharding.mesh
-    before = _common(x.shape, shape)
-    after = _common(x.shape[before:][::-1], shape[before:][::-1])
-    changed = spec[before : len(spec) - after]
-    if all(entry is None for entry in changed):
-        return jnp.reshape(x, shape)
-    kept: list[Any] = []
-    for name in axis_names(changed[0]):
-        parts = num_parts(mesh.shape, (*kept, name))
-        if len(shape) == before + after or shape[before] % parts:
-            break
-        kept.append(name)
-    middle = [tuple(kept) or None, *(None,) * (len(shape) - before - after - 1)]
-    middle = middle[: len(shape) - before - after]
-    new = PartitionSpec(*spec[:before], *middle, *spec[len(spec) - after :])
-    return jax.lax.reshape(x, shape, out_sharding=sharding.update(spec=new))
-
-
-def placed_like(x: Array, like: Array) -> Array:
-    """An array with the sharding of another one of its shape, along explicit axes of a mesh."""
-    sharding = jax.typeof(x).sharding
-    spec = jax.typeof(like).sharding.spec
-    if AxisType.Explicit not in sharding.mesh.axis_types or x.shape != like.shape:
-        return x
-    if sharding.spec == spec:
-        return x
-    return jax.sharding.reshard(x, sharding.update(spec=spec))
-
-
-def _common(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many sizes are equal, from the first one on."""
-    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False))
-    return len(list(pairs))
 
 
 def no_state(params: Params) -> None:

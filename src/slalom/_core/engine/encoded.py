@@ -17,11 +17,11 @@ from jaxtyping import Array, Bool, Float, PyTree, UInt32
 
 from ...tree.checks import check_same_structure
 from ...tree.dtypes import accumulation_dtype, cast, cast_like, real_dtype
-from ...tree.fresh import placed_like, reshaped
 from ...tree.kernels import as_arguments
 from ...tree.leaves import false_after, map_leaves, once_known, scale
 from ...tree.paths import CodeKey, dotted, leaf_paths
 from ...tree.rounding import hashed, scramble
+from ...tree.sharding import placed_like, reshaped
 from ...tree.types import under_jit
 
 _SHORT = 32

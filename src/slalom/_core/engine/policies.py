@@ -16,7 +16,7 @@ from jaxtyping import Array, PyTree, UInt32
 
 from ... import tree
 from ...tree import rounding
-from ...tree.fresh import reshaped
+from ...tree.sharding import reshaped
 from ...tree.types import Params
 from ..protocol.writer import Return, Writer
 from .encoded import Encoded, is_encoded

@@ -7,7 +7,6 @@ import equinox as eqx
 import jax
 from jax.sharding import NamedSharding
 
-from ... import tree
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import PARAM_LIKE, PER_PARAM, SPREAD
 from ..._core.state.slots import slots
@@ -15,10 +14,10 @@ from ..._core.text.messages import uncalled
 from ...tree.memory import is_on_host, to_device, to_host
 from ...tree.packed import pack
 from ...tree.paths import example, leaf_paths
+from ...tree.sharding import mesh_sharding
 from ...tree.types import Params, PyTree, Tracer
 from ...where.resolve import Where
-from ..sharding.mesh import mesh_sharding, spread_spec
-from ..sharding.sharded_state import StateSharding, remembered
+from ..sharding.placement import StateSharding, home, remembered, state_shardings
 
 
 class Arrays(NamedTuple):
@@ -66,26 +65,40 @@ def bind(
 
 
 def init_state(transform: AbstractTransform[Any], params: Params) -> Any:
-    """The initial state. That of parameters in the memory of the host is there too."""
-    named = zip(leaf_paths(params), jax.tree.leaves(params), strict=True)
-    on_host = {path for path, x in named if is_on_host(x)}
-    if not on_host:
-        return transform.init(params)
+    """The initial state, where `state_shardings` says.
+
+    That of parameters in the memory of the host is there too.
+    """
+    named = _by_path(params)
+    on_host = {path for path, x in named.items() if is_on_host(x)}
 
     # Compiled, so that a rule may compute with the parameters, which is only possible on the
     # device, while those that it does not read stay on the host.
     @eqx.filter_jit
-    def init(params: Params) -> Any:
+    def init_on_host(params: Params) -> Any:
         state = transform.init(to_device(params))
         leaves, structure = jax.tree.flatten(state)
-        places = slots(transform, state, leaf_paths(params))
+        places = slots(transform, state, [*named])
         marks = (PARAM_LIKE, PER_PARAM, SPREAD)
         visits = [slot.mark in marks and slot.param in on_host for slot in places]
         return structure.unflatten(
             [to_host(x) if visit else x for x, visit in zip(leaves, visits, strict=True)]
         )
 
-    return init(params)
+    def put(x: Any, home: NamedSharding) -> Any:
+        if not isinstance(x, jax.Array) or isinstance(x, Tracer):
+            return x
+        return jax.device_put(x, home.update(memory_kind=x.sharding.memory_kind))
+
+    state = init_on_host(params) if on_host else transform.init(params)
+    mesh = next((at.mesh for at in map(mesh_sharding, named.values()) if at is not None), None)
+    if mesh is None:
+        return state
+    return jax.tree.map(put, state, state_shardings(transform, state, named, mesh))
+
+
+def _by_path(params: Params) -> dict[str, Any]:
+    return dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
 
 
 def is_abstract(model: PyTree) -> bool:
@@ -103,40 +116,24 @@ def no_transform(given: Any, model: PyTree) -> str:
 
 
 def on_param_devices(arrays: Arrays, params: Params) -> Arrays:
-    """Moves everything to the devices of the parameters.
-
-    What is not there yet is replicated, except for what its field spreads over the devices.
-    """
+    """Moves everything that is not there yet to the devices of the parameters."""
     first = next((p for p in jax.tree.leaves(params) if isinstance(p, jax.Array)), None)
     if first is None or isinstance(first, Tracer) or not first.committed:
         return arrays
     sharding = first.sharding
-    spread = _spread(arrays, params) if isinstance(sharding, NamedSharding) else {}
+    if isinstance(sharding, NamedSharding):
+        mesh, (transform, state, _) = sharding.mesh, arrays
+        homes: Any = jax.tree.map(lambda x: home(x, mesh), arrays)
+        homes = homes._replace(state=state_shardings(transform, state, _by_path(params), mesh))
+    else:
+        memory = next(iter(sharding.device_set)).default_memory().kind
+        homes = jax.tree.map(lambda _: sharding.with_memory_kind(memory), arrays)
 
-    def put(x: Any) -> Any:
+    def put(x: Any, home: Any) -> Any:
         if not isinstance(x, jax.Array) or isinstance(x, Tracer):
             return x
-        if id(x) in spread and x.sharding.is_fully_replicated:
-            return jax.device_put(x, spread[id(x)])
         if x.committed and x.sharding.device_set == sharding.device_set:
             return x
-        if not isinstance(sharding, NamedSharding):
-            memory = next(iter(sharding.device_set)).default_memory().kind
-            return jax.device_put(x, sharding.with_memory_kind(memory))
-        replicated = tree.canonical_spec(sharding.mesh, (), x.ndim)
-        return jax.device_put(x, NamedSharding(sharding.mesh, replicated))
+        return jax.device_put(x, home)
 
-    return jax.tree.map(put, arrays)
-
-
-def _spread(arrays: Arrays, params: Params) -> dict[int, NamedSharding]:
-    """The shardings of the arrays that are divided among the devices of a parameter, by id."""
-    transform, state, _ = arrays
-    homes = dict(zip(leaf_paths(params), map(mesh_sharding, jax.tree.leaves(params)), strict=True))
-    found = {}
-    for x, slot in zip(jax.tree.leaves(state), slots(transform, state, list(homes)), strict=True):
-        home = homes.get(slot.param or "")
-        if slot.mark == SPREAD and home is not None and tree.is_array(x):
-            spec = spread_spec(x.shape, tuple(home.spec), home.mesh)
-            found[id(x)] = home.update(spec=tree.canonical_spec(home.mesh, spec, x.ndim))
-    return found
+    return jax.tree.map(put, arrays, homes)

@@ -31,8 +31,8 @@ from ..reports.rebind import carry
 from ..reports.rebinding import AS_BEFORE, AsBefore, Rebinding, Rebound
 from ..reports.rows import rows_of
 from ..reports.transform_checks import checked
+from ..sharding.placement import StateSharding
 from ..sharding.shard import ShardedState, shard
-from ..sharding.sharded_state import StateSharding
 from .abstract_optimizer import AbstractOptimizer
 from .binding import bind, init_state, is_abstract, no_transform
 from .model import Model, check_bound, checked_split, split, strong

@@ -27,10 +27,10 @@ from jaxtyping import PyTree
 from ...tree.jaxprs import equations
 from ...tree.packed import pack, unpack
 from ...tree.paths import dotted
+from ...tree.sharding import mesh_sharding
 from ...tree.types import Tracer, is_deleted, under_jit
 from ..binding.model import strong
 from ..binding.names import named_leaves
-from ..sharding.mesh import mesh_sharding
 from .interrupts import compiling
 from .references import identity
 from .signature import Arguments, Body, Homes, Leaves, Other, Positions, Signature, Structure

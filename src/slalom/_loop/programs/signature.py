@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
 from ...tree.memory import is_on_host, to_device, to_host
-from ..sharding.mesh import constrain, may_be_at
+from ...tree.sharding import constrain, may_be_at
 from .references import reference
 
 Leaves: TypeAlias = list[Any]

@@ -1,7 +1,6 @@
 """How many bytes a model and its optimizer take on each device, before any of them exists."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,26 +10,20 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, SingleDeviceSharding
 
 from ... import tree
-from ..._core.engine.encoded import is_encoded
 from ..._core.protocol.chain import first_link
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import SPREAD
-from ..._core.state.slots import Slot, slots
 from ..._core.state.walk import transforms
 from ..._core.text.printing import bytes_as_text
-from ...tree.fresh import axis_names, full_spec, num_parts
 from ...tree.paths import dotted, example, leaf_paths
+from ...tree.sharding import axis_names, full_spec, num_parts
 from ...tree.types import PyTree
 from ...where.resolve import WhereLike
 from ..binding.optimizer import Optimizer
-from ..sharding.mesh import spread_spec
-from ..sharding.shard import shard
+from ..sharding.placement import home, state_shardings
+from ..sharding.shard import bytes_per_device, shard
 
 _PASSED = {"params", "step", "value", "grad", "key"}
 """The inputs of a step that `plan` can make up."""
-
-Spec = tuple[Any, ...]
-"""The mesh axes that each axis of an array is sharded over."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,33 +125,33 @@ def plan(
     **Raises:** `ValueError` for a spec that names an axis that the mesh does not have, or that does
     not divide its array; `TypeError` for shardings of another kind.
     """
-    axes = dict(mesh.shape)
-    abstract = jax.tree.map(_abstract, model)
+    leaves, structure = jax.tree.flatten(model)
+    paths = leaf_paths(model)
+    placed = [_placed(path, leaf, mesh) for path, leaf in zip(paths, leaves, strict=True)]
+    abstract = structure.unflatten(placed)
     opt = Optimizer(tx, abstract, trainable=trainable)
-    paths, leaves = leaf_paths(abstract), jax.tree.leaves(abstract)
-    specs = {
-        path: _spec(path, before, axes)
-        for path, before, leaf in zip(paths, jax.tree.leaves(model), leaves, strict=True)
-        if isinstance(leaf, jax.ShapeDtypeStruct)
+    arrays = {
+        path: x
+        for path, x in zip(paths, placed, strict=True)
+        if isinstance(x, jax.ShapeDtypeStruct)
     }
-    sizes = dict(zip(paths, leaves, strict=True))
-    trained = [p for p in leaf_paths(example(opt.binding.params)) if p in specs]
-    bytes_of = {path: _bytes(sizes[path], spec, axes) for path, spec in specs.items()}
-    params = sum(bytes_of[path] for path in trained)
-    own = _opt_specs(opt, trained, specs, sizes, mesh)
+    trained = [p for p in leaf_paths(example(opt.binding.params)) if p in arrays]
+    params = {path: arrays[path] for path in trained}
+    opt = _opt_placed(opt, params, mesh)
     if shard_state is not None:
-        opt = _partitioned(opt, own, trained, specs, sizes, mesh, shard_state)
-        own = [tuple(x.sharding.spec) for x in jax.tree.leaves(opt)]
+        own, binding, _ = shard(opt.arrays, opt.binding, mesh, shard_state, params)
+        opt = Optimizer._from_fields(own, binding)
     scratch = None
     if isinstance(mesh, Mesh) and _can_step(opt.transform):
-        scratch = _scratch(opt, own, abstract, specs, trained, mesh)
+        scratch = _scratch(opt, abstract, arrays, trained)
+    trained_bytes = bytes_per_device(params.values())
     return Plan(
-        mesh=axes,
-        params=params,
-        frozen=sum(bytes_of.values()) - params,
-        grads=params,
-        state=sum(_bytes(x, spec, axes) for x, spec in zip(jax.tree.leaves(opt), own, strict=True)),
-        system=_system(tx, opt.binding.params, sizes),
+        mesh=dict(mesh.shape),
+        params=trained_bytes,
+        frozen=bytes_per_device(arrays.values()) - trained_bytes,
+        grads=trained_bytes,
+        state=bytes_per_device(jax.tree.leaves(opt)),
+        system=_system(tx, opt.binding.params, arrays),
         scratch=scratch,
     )
 
@@ -177,18 +170,20 @@ def _system(tx: AbstractTransform[Any], structure: Any, sizes: dict[str, Any]) -
 # --- sizes and shardings ------------------------------------------------------------------------
 
 
-def _abstract(leaf: Any) -> Any:
-    """The shape and dtype of an array, which JAX may store in a smaller dtype than NumPy."""
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-    if not tree.is_array(leaf):
-        return leaf
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-    return jax.ShapeDtypeStruct(np.shape(leaf), tree.canonical(leaf.dtype))
+def _placed(path: str, leaf: Any, mesh: Mesh | AbstractMesh) -> Any:
+    """The shape and dtype of an array of the model, and its sharding on the mesh."""
+    if isinstance(leaf, jax.ShapeDtypeStruct) or tree.is_array(leaf):
+        shape = np.shape(leaf)
+        # JAX may store an array of NumPy in a smaller dtype.
+        extended = jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+        dtype = leaf.dtype if extended else tree.canonical(leaf.dtype)
+        spec = _spec(path, leaf, dict(mesh.shape))
+        at = NamedSharding(mesh, tree.canonical_spec(mesh, spec, len(shape)))
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=at)
+    return leaf
 
 
-def _spec(path: str, leaf: Any, axes: dict[str, int]) -> Spec:
+def _spec(path: str, leaf: Any, axes: dict[str, int]) -> tuple[Any, ...]:
     """How a leaf of the model is sharded, with an entry for each of its axes."""
     sharding = getattr(leaf, "sharding", None)
     if sharding is None or isinstance(sharding, SingleDeviceSharding):
@@ -217,132 +212,16 @@ def _spec(path: str, leaf: Any, axes: dict[str, int]) -> Spec:
     return spec
 
 
-def _bytes(x: Any, spec: Spec, axes: dict[str, int]) -> int:
-    """The bytes of an array on each device."""
-    parts = math.prod(num_parts(axes, entry) for entry in spec)
-    return math.prod(x.shape) * x.dtype.itemsize // parts
+def _opt_placed(opt: Optimizer, params: dict[str, Any], mesh: Mesh | AbstractMesh) -> Optimizer:
+    """An optimizer of shapes, with their shardings."""
+    state = state_shardings(opt.transform, opt.state, params, mesh)
+    homes = dict(zip(map(id, jax.tree.leaves(opt.state)), jax.tree.leaves(state), strict=True))
 
+    def placed(x: Any) -> Any:
+        at = homes.get(id(x), home(x, mesh))
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at)
 
-def _opt_specs(
-    opt: Optimizer,
-    trained: Sequence[str],
-    specs: dict[str, Spec],
-    sizes: dict[str, Any],
-    mesh: Mesh | AbstractMesh,
-) -> list[Spec]:
-    """How each array of an optimizer is sharded."""
-    state = jax.tree.leaves(opt.state, is_leaf=is_encoded)
-    arrays = [(x, _blocks(leaf)) for leaf in state for x in jax.tree.leaves(leaf)]
-    of_state = [
-        _state_spec(slot, leaf.shape, specs, sizes, trained, blocks, mesh)
-        for slot, (leaf, blocks) in zip(
-            slots(opt.transform, opt.state, trained), arrays, strict=True
-        )
-        if isinstance(leaf, jax.ShapeDtypeStruct)
-    ]
-    # The arrays of the transform come first, and the step count last.
-    rules = [(None,) * len(x.shape) for x in jax.tree.leaves(opt.arrays.transform)]
-    return [*rules, *of_state, ()]
-
-
-def _blocks(leaf: Any) -> int | None:
-    """The number of blocks in a row of an encoded leaf; `None` for an array."""
-    if not is_encoded(leaf):
-        return None
-    return min((x.shape[-1] for x in jax.tree.leaves(leaf) if x.shape), default=0)
-
-
-def _state_spec(
-    slot: Slot,
-    shape: Sequence[int],
-    specs: dict[str, Spec],
-    sizes: dict[str, Any],
-    trained: Sequence[str],
-    blocks: int | None,
-    mesh: Mesh | AbstractMesh,
-) -> Spec:
-    """How a leaf of the state is sharded."""
-    param = slot.param_among(trained)
-    if param is None:
-        return (None,) * len(shape)
-    of_param = specs[param], tuple(sizes[param].shape)
-    if slot.mark == SPREAD:
-        return spread_spec(shape, specs[param], mesh)
-    if blocks is not None:
-        return _derived_in_blocks(tuple(shape), *of_param, blocks, dict(mesh.shape))
-    return _derived(tuple(shape), *of_param)
-
-
-def _derived_in_blocks(
-    shape: tuple[int, ...], spec: Spec, param: tuple[int, ...], blocks: int, axes: dict[str, int]
-) -> Spec:
-    """How an array of an encoded leaf is sharded. Its last axis may have an entry per block, or
-    several numbers of a block in each entry."""
-    first = len(shape) - 1
-    if 0 <= first < len(param) - 1 and shape[:-1] == param[:first]:
-        # The axes from `first` on were joined, since the last one is shorter than a block. Of what
-        # shards them, that of the first one remains where it divides blocks, or a single one. (XLA
-        # may keep more; this is never less than what is stored.)
-        whole = blocks == 1 and shape[-1] == math.prod(param[first:])
-        kept, parts = [], 1
-        for name in axis_names(spec[first]):
-            if blocks % (parts * axes[name]) == 0 or whole:
-                parts *= axes[name]
-                kept.append(name)
-        return (*spec[:first], tuple(kept) if shape[-1] % parts == 0 else ())
-    if len(shape) != len(param) or not shape or shape[:-1] != param[:-1]:
-        return _derived(shape, spec, param)
-    # What shards an axis is divided among the blocks first, then among the numbers of a block that
-    # share an entry, and then among its entries. It is lost where it divides an entry.
-    shared = param[-1] // max(1, shape[-1])
-    kept, parts, lost = [], 1, 1
-    for name in axis_names(spec[-1]):
-        if shape[-1] == param[-1] or blocks % (parts * axes[name]) == 0:
-            parts *= axes[name]
-            kept.append(name)
-        elif shared % (lost * axes[name]) == 0:
-            lost *= axes[name]
-        elif shape[-1] // blocks % axes[name] == 0:
-            kept.append(name)
-    return (*spec[:-1], tuple(kept))
-
-
-def _derived(shape: tuple[int, ...], spec: Spec, param: tuple[int, ...]) -> Spec:
-    """How state of this shape is sharded that belongs to a parameter with this spec and shape."""
-    if len(shape) > len(param) and shape[1:] == param:
-        return (None, *spec)  # the history of L-BFGS
-    if len(shape) == len(param) and all(
-        n in (1, full) for n, full in zip(shape, param, strict=True)
-    ):
-        # The parameter's own shape, or that of a sum, whose summed axes have size 1.
-        return tuple(
-            e if n == full else None for e, n, full in zip(spec, shape, param, strict=True)
-        )
-    return (None,) * len(shape)
-
-
-def _partitioned(
-    opt: Optimizer,
-    own: Sequence[Spec],
-    trained: Sequence[str],
-    specs: dict[str, Spec],
-    sizes: dict[str, Any],
-    mesh: Mesh | AbstractMesh,
-    axis: str,
-) -> Optimizer:
-    """An optimizer of shapes, with the shardings after `shard_state`."""
-    leaves, structure = jax.tree.flatten(opt.arrays)
-    arrays = structure.unflatten(
-        [_placed(x, spec, mesh) for x, spec in zip(leaves, own, strict=True)]
-    )
-    params = {path: _placed(sizes[path], specs[path], mesh) for path in trained}
-    arrays, binding, _ = shard(arrays, opt.binding, mesh, axis, params)
-    return Optimizer._from_fields(arrays, binding)
-
-
-def _placed(x: Any, spec: Spec, mesh: Mesh | AbstractMesh) -> jax.ShapeDtypeStruct:
-    home = NamedSharding(mesh, tree.canonical_spec(mesh, spec, len(spec)))
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=home)
+    return jax.tree.map(placed, opt)
 
 
 # --- scratch ------------------------------------------------------------------------------------
@@ -354,23 +233,14 @@ def _can_step(transform: AbstractTransform[Any]) -> bool:
 
 
 def _scratch(
-    opt: Optimizer,
-    opt_specs: Sequence[Spec],
-    model: PyTree,
-    specs: dict[str, Spec],
-    trained: Sequence[str],
-    mesh: Mesh,
+    opt: Optimizer, model: PyTree, arrays: dict[str, Any], trained: Sequence[str]
 ) -> int | None:
     """The scratch memory of the compiled step on each device, where the backend says it."""
 
     key_paths, structure = jax.tree_util.tree_flatten_with_path(model)
     leaves = {dotted(key_path): leaf for key_path, leaf in key_paths}
-    arrays = {path: _placed(leaves[path], spec, mesh) for path, spec in specs.items()}
     params = {path: arrays[path] for path in trained}
     others = {path: x for path, x in arrays.items() if path not in params}
-    arrays, bound_structure = jax.tree.flatten(opt)
-    own = [_placed(x, spec, mesh) for x, spec in zip(arrays, opt_specs, strict=True)]
-    bound = bound_structure.unflatten(own)
     scalar = jax.ShapeDtypeStruct((), np.float32)
     key = jax.eval_shape(lambda: jax.random.key(0))
 
@@ -382,8 +252,8 @@ def _scratch(
         new = dict(zip(leaves, structure.flatten_up_to(after), strict=True))
         return {path: new[path] for path in params}, opt
 
-    homes = jax.tree.map(lambda x: x.sharding, (params, bound))
+    homes = jax.tree.map(lambda x: x.sharding, (params, opt))
     compiled = jax.jit(step, donate_argnums=(0, 1), out_shardings=homes)
-    lowered = compiled.lower(params, bound, others, params, scalar, key)
+    lowered = compiled.lower(params, opt, others, params, scalar, key)
     usage = lowered.compile().memory_analysis()
     return None if usage is None else int(usage.temp_size_in_bytes)

@@ -6,19 +6,18 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from ... import tree
 from ..._core.state.marks import PARAM_LIKE
 from ..._core.state.slots import slots
 from ..._core.text.messages import listed
-from ...tree.fresh import axis_names, full_spec, num_parts
 from ...tree.packed import unpack
 from ...tree.paths import candidates, example, leaf_paths
+from ...tree.sharding import axis_names, full_spec
 from ..binding.binding import Arrays, Binding
 from ..binding.names import named_arrays
-from .sharded_state import StateSharding
+from .placement import StateSharding, divided, home
 
 
 class ShardedState(NamedTuple):
@@ -61,7 +60,7 @@ def shard(
     transform, state = unpack(arrays.transform), unpack(arrays.state)
     paths = leaf_paths(example(binding.params))
     places = dict(zip(map(id, jax.tree.leaves(state)), slots(transform, state, paths), strict=True))
-    homes = {path: _home(x, mesh) for path, x in params.items()}
+    homes = {path: home(x, mesh) for path, x in params.items()}
     # The arrays of an encoded leaf are partitioned alike, along an axis that divides all of them.
     shapes: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
     for x in jax.tree.leaves(state):
@@ -70,23 +69,23 @@ def shard(
     chosen, partitioned, whole = [], {}, []
     leaves, structure = jax.tree.flatten(arrays)
     for name, x in zip(named_arrays(arrays), leaves, strict=True):
-        target = _home(x, mesh)
+        target = home(x, mesh)
         slot = places.get(id(x))
         if slot is not None and slot.mark == PARAM_LIKE:
             # A buffer of several parameters, as under `.flatten()`, does not show where they are.
-            home, param = target, slot.param
+            before, param = target, slot.param
             if param is not None and param in paths:
-                home = _restricted(homes.setdefault(param, target), shapes[slot.leaf])
-                target = _with_axis(home, shapes[slot.leaf], axis)
-            if target is home:
+                before = _restricted(homes.setdefault(param, target), shapes[slot.leaf])
+                target = _with_axis(before, shapes[slot.leaf], axis)
+            if target is before:
                 whole.append(name)
             elif param is not None:
                 partitioned[name] = tuple(target.spec)
                 targets.setdefault(param, target)
         chosen.append(target)
-    before = [_home(x, mesh) for x in leaves]
-    sizes = _bytes_per_device(leaves, before), _bytes_per_device(leaves, chosen)
-    arrays = structure.unflatten(map(_put, leaves, chosen))
+    moved = list(map(_put, leaves, chosen))
+    sizes = map(bytes_per_device, (leaves, moved))
+    arrays = structure.unflatten(moved)
     own = tuple(x.sharding for x in jax.tree.leaves(arrays[1:]))
     grads = tuple(map(targets.get, paths))
     sharding = StateSharding(mesh, axis, own, tuple(map(homes.get, paths)), grads)
@@ -100,9 +99,9 @@ def _put(x: Any, home: NamedSharding) -> Any:
     return jax.device_put(x, home)
 
 
-def _bytes_per_device(arrays: Iterable[Any], shardings: Iterable[NamedSharding]) -> int:
-    pairs = zip(arrays, shardings, strict=True)
-    return sum(math.prod(s.shard_shape(x.shape)) * x.dtype.itemsize for x, s in pairs)
+def bytes_per_device(arrays: Iterable[Any]) -> int:
+    """The bytes of these arrays, or shapes with shardings, on each device."""
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in arrays)
 
 
 def _check_mesh(mesh: Mesh | AbstractMesh, axis: str) -> None:
@@ -117,27 +116,15 @@ def _check_mesh(mesh: Mesh | AbstractMesh, axis: str) -> None:
         )
 
 
-def _home(x: Any, mesh: Mesh | AbstractMesh) -> NamedSharding:
-    """The sharding of an array on this mesh; replicated if it is not on it yet."""
-    sharding = getattr(x, "sharding", None)
-    if isinstance(sharding, NamedSharding) and sharding.mesh == mesh:
-        return sharding
-    return NamedSharding(mesh, tree.canonical_spec(mesh, (), np.ndim(x)))
-
-
-def _restricted(home: NamedSharding, shapes: list[tuple[int, ...]]) -> NamedSharding:
+def _restricted(of_param: NamedSharding, shapes: list[tuple[int, ...]]) -> NamedSharding:
     """The sharding of a parameter along those axes that its state has, too."""
-    ndim = min(map(len, shapes))
-    spec = full_spec(home.spec, ndim)[:ndim]
-
-    def divides(i: int, entry: Any) -> bool:
-        parts = num_parts(home.mesh.shape, entry)
-        return all(shape[i] % parts == 0 for shape in shapes)
-
-    kept = [entry if divides(i, entry) else None for i, entry in enumerate(spec)]
-    if kept == full_spec(home.spec, ndim):
-        return home
-    return home.update(spec=tree.canonical_spec(home.mesh, kept, ndim))
+    mesh, before = of_param.mesh, full_spec(of_param.spec, min(map(len, shapes)))
+    kept: list[Any] = before[: min(map(len, shapes))]
+    for shape in shapes:
+        kept = divided(shape, kept, mesh)
+    if kept == before:
+        return of_param
+    return of_param.update(spec=tree.canonical_spec(mesh, kept, len(kept)))
 
 
 def _with_axis(home: NamedSharding, shapes: list[tuple[int, ...]], axis: str) -> NamedSharding:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from ...tree.fresh import axis_names, full_spec, num_parts
+from ...tree.sharding import axis_names, full_spec, num_parts
 from ...where.layout import Matrix
 
 Entry = str | tuple[str, ...] | None

@@ -1,4 +1,4 @@
-"""Writes the tables of `docs/coming-from-*.md` from the data in this folder.
+"""Writes the tables of names in `docs/` from the data in this folder.
 
     python docs/migration/generate.py
 
@@ -19,9 +19,11 @@ START = "<!-- tables: python docs/migration/generate.py -->"
 END = "<!-- end of tables -->"
 HEADINGS = {"optax": "Optax", "torch": "PyTorch"}
 PAGES = {
-    library: HERE.parent / f"coming-from-{heading.lower()}.md"
-    for library, heading in HEADINGS.items()
+    "optax": HERE.parent / "every-name-of-optax.md",
+    "torch": HERE.parent / "coming-from-pytorch.md",
 }
+LEVELS = {"optax": "##", "torch": "###"}
+"""Headings of tables: those of Optax have a page of their own."""
 
 
 class Row(NamedTuple):
@@ -67,7 +69,7 @@ def page(library):
 
 
 def _table(table, library):
-    lines = [f"### {table.title}", ""]
+    lines = [f"{LEVELS[library]} {table.title}", ""]
     if table.text:
         lines += [table.text, ""]
     headings = [HEADINGS[library], "Slalom", "what differs"]

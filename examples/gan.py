@@ -116,7 +116,7 @@ def plot(images, drawn, losses, path):
     ):
         grid = digits[:64].reshape(8, 8, 8, 8)
         grid = np.pad(grid, [(0, 0), (0, 0), (1, 1), (1, 1)], constant_values=-1)
-        axes.imshow(grid.swapaxes(1, 2).reshape(80, 80), cmap="gray")
+        axes.imshow(grid.swapaxes(1, 2).reshape(80, 80), cmap="gray_r")
         axes.set(title=title, xticks=[], yticks=[])
     axes = bottom.subplots()
     for player, color, values in zip(

@@ -124,8 +124,8 @@ def described(value, owner):
     for item in re.split(r"^\s*- ", section, flags=re.MULTILINE)[1:]:
         head = item.partition(":")[0]
         names.update(re.findall(r"`(\w+)`", head))
-    # "as for `step`", "the others: as in `ScaleByAdam`": what stands there counts here.
-    for other in re.findall(r"\bas(?: for| in)? `(?:tx\.)?(\w+)`", section):
+    # "**Arguments:** as for `step`.": all that are described there.
+    for other in re.findall(r"\A\s*as for `(\w+)`", section):
         every = (owner, sl.checkpoint, sl, sl.contrib, sl.AbstractTransform)
         homes = [home for home in every if other in dir(home)]
         found = getattr(homes[0], other)

@@ -86,11 +86,11 @@ def acprop(
     **Arguments:**
 
     - `learning_rate`: η.
+    - `b1`, `b2`, `eps`, `eps_root`: as in `ScaleByAcprop`.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
-    - The others: as in `ScaleByAcprop`.
 
     **Returns:** a chain of `ScaleByAcprop`, `AddDecayedWeights` and `ScaleByLearningRate`.
 

@@ -80,9 +80,10 @@ def adamc(
 
     - `learning_rate`: η.
     - `max_learning_rate`: η_max, the largest value of the schedule, > 0.
+    - `b1`, `b2`, `eps`, `eps_root`, `mu_dtype`: as in `ScaleByAdam`.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
-    - The others: as in `ScaleByAdam`.
+    - `nesterov`: as in `ScaleByAdam`.
 
     **Returns:** a chain of `ScaleByAdam` and `ScaleByLearningRateWithCorrectedDecay`.
 

@@ -75,11 +75,12 @@ def laprop(
     **Arguments:**
 
     - `learning_rate`: η; 4e-4 in the authors' code.
+    - `b1`, `b2`, `eps`: as in `ScaleByLaprop`.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `mu_dtype`: as in `ScaleByLaprop`.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
-    - The others: as in `ScaleByLaprop`.
 
     **Returns:** a chain of `ScaleByLaprop`, `AddDecayedWeights` and `ScaleByLearningRate`.
 

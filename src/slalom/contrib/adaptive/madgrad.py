@@ -108,10 +108,11 @@ def madgrad(
     **Arguments:**
 
     - `learning_rate`: η, ≥ 0.
+    - `momentum`: as in `ScaleByMadgrad`.
     - `weight_decay`: λ, ≥ 0. λ·p is added to the gradients, as in L2 regularization. Defaults to
         no decay.
+    - `eps`: as in `ScaleByMadgrad`.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
-    - The others: as in `ScaleByMadgrad`.
 
     **Returns:** a chain of `AddDecayedWeights`, if there is a decay, and `ScaleByMadgrad`.
 

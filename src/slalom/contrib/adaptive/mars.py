@@ -200,11 +200,12 @@ def mars(
     **Arguments:**
 
     - `learning_rate`: η; 3e-3 in the paper.
+    - `b1`, `b2`, `gamma`, `eps`: as in `ScaleByMars`.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `mu_dtype`: as in `ScaleByMars`.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
-    - The others: as in `ScaleByMars`.
 
     **Returns:** a chain of `ScaleByMars`, `AddDecayedWeights` and `ScaleByLearningRate`.
 

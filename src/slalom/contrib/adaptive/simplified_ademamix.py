@@ -81,11 +81,12 @@ def simplified_ademamix(
     **Arguments:**
 
     - `learning_rate`: η; smaller than for Adam, by a factor of about 1 − β₁.
+    - `b1`, `b2`, `alpha`, `eps`, `eps_root`: as in `ScaleBySimplifiedAdemamix`.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `mu_dtype`: as in `ScaleBySimplifiedAdemamix`.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
-    - The others: as in `ScaleBySimplifiedAdemamix`.
 
     **Returns:** a chain of `ScaleBySimplifiedAdemamix`, `AddDecayedWeights` and
     `ScaleByLearningRate`.

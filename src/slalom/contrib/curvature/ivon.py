@@ -227,7 +227,7 @@ def ivon(
     - `learning_rate`: η.
     - `ess`: λ, the effective sample size, > 0: the number of examples, or less for a wider
         posterior.
-    - The others: as in `ScaleByIvon`.
+    - `b1`, `b2`, `hessian_init`, `weight_decay`, `clip_radius`, `key`: as in `ScaleByIvon`.
 
     **Returns:** a chain of `ScaleByIvon` and `ScaleByLearningRate`.
 

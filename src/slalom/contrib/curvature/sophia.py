@@ -274,11 +274,13 @@ def sophia(
     **Arguments:**
 
     - `learning_rate`: η.
+    - `b1`, `b2`, `eps`: as in `ScaleBySophia`.
     - `weight_decay`: λ, ≥ 0. The paper uses 0.2.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `gamma`, `clip_threshold`, `update_interval`, `estimator`, `key`, `mu_dtype`: as in
+        `ScaleBySophia`.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
-    - The others: as in `ScaleBySophia`.
 
     **Returns:** a chain of `ScaleBySophia`, `AddDecayedWeights` and `ScaleByLearningRate`.
 

@@ -183,12 +183,13 @@ def adam_mini(
     **Arguments:**
 
     - `learning_rate`: η, as for AdamW.
+    - `b1`, `b2`, `eps`: as in `ScaleByAdamMini`.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
         The authors exclude biases and norms: `sl.where.ndim(min=2)`.
+    - `mu_dtype`, `layout`: as in `ScaleByAdamMini`.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
-    - The others: as in `ScaleByAdamMini`.
 
     **Returns:** a chain of `ScaleByAdamMini`, `AddDecayedWeights` and `ScaleByLearningRate`.
 

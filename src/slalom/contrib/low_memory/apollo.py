@@ -219,11 +219,13 @@ def apollo(
     **Arguments:**
 
     - `learning_rate`: η; 0.01 in the paper.
+    - `rank`, `update_proj_gap`, `scale`: as in `ScaleByApollo`.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `per_tensor`, `key`, `b1`, `b2`, `eps`, `max_growth`, `mu_dtype`, `layout`: as in
+        `ScaleByApollo`.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
-    - The others: as in `ScaleByApollo`.
 
     **Returns:** a chain of `ScaleByApollo`, `AddDecayedWeights` and `ScaleByLearningRate`.
 

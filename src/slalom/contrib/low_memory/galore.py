@@ -162,11 +162,12 @@ def galore(
     **Arguments:**
 
     - `learning_rate`: η.
+    - `rank`, `update_proj_gap`, `scale`: as in `ScaleByGalore`.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `b1`, `b2`, `eps`, `mu_dtype`, `layout`: as in `ScaleByGalore`.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
-    - The others: as in `ScaleByGalore`.
 
     **Returns:** a chain of `ScaleByGalore`, `AddDecayedWeights` and `ScaleByLearningRate`.
 

@@ -256,7 +256,9 @@ def dion(
     - `learning_rate`: η; 0.01 in the authors' code.
     - `rank_fraction`, `scale`, `key`: as in `ScaleByDion`.
     - `b1`: β, in [0, 1): the share of what has become an update that stays in the momentum.
-    - The others: as in `muon`.
+    - `weight_decay`, `decay_where`, `mu_dtype`: as in `muon`.
+    - `where`, `layout`, `adam_learning_rate`, `adam_b1`, `adam_b2`, `adam_weight_decay`: as in
+        `muon`.
 
     **Returns:** a partition of the chain of `ScaleByDion`, `AddDecayedWeights` and
     `ScaleByLearningRate`, and of AdamW.

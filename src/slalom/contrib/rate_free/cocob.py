@@ -109,9 +109,9 @@ def cocob(
 
     - `learning_rate`: a factor of the gradients; 1 in the paper. The step size does not depend on
         it as long as ε is small compared with the gradients; a schedule weights them.
+    - `alpha`, `eps`: as in `ScaleByCocob`.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
-    - The others: as in `ScaleByCocob`.
 
     **Returns:** a chain of `AddDecayedWeights`, `ScaleByLearningRate` and `ScaleByCocob`.
 

@@ -147,7 +147,8 @@ def dadapt_adamw(
     **Arguments:**
 
     - `learning_rate`: γ. The authors recommend 1, with a schedule that decays it to 0.
-    - The others: as in `ScaleByDAdaptAdam`.
+    - `b1`, `b2`, `eps`, `estim_lr0`, `weight_decay`, `decay_where`, `bias_correction`, `mu_dtype`:
+        as in `ScaleByDAdaptAdam`.
 
     **Returns:** a `ScaleByDAdaptAdam`.
 

@@ -102,9 +102,9 @@ def dowg(
     **Arguments:**
 
     - `learning_rate`: η, a factor of the step size; 1 in the paper.
+    - `init_estim_sq_dist`, `eps`: as in `ScaleByDowg`.
     - `weight_decay`: λ, ≥ 0. Defaults to no decay.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
-    - The others: as in `ScaleByDowg`.
 
     **Returns:** a chain of `AddDecayedWeights`, if there is a decay, `ScaleByDowg` and
     `ScaleByLearningRate`.

@@ -297,7 +297,8 @@ def momo(
     **Arguments:**
 
     - `learning_rate`: η, the largest step size. The authors recommend a large one.
-    - The others: as in `ScaleByMomo`.
+    - `b1`, `lower_bound`, `weight_decay`, `adapt_lower_bound`, `decay_where`, `mu_dtype`: as in
+        `ScaleByMomo`.
 
     **Returns:** a `ScaleByMomo`.
 
@@ -338,7 +339,8 @@ def momo_adam(
     **Arguments:**
 
     - `learning_rate`: η, the largest step size: τ ≤ η / (1 − β₁ᵗ).
-    - The others: as in `ScaleByMomoAdam`.
+    - `b1`, `b2`, `eps`, `lower_bound`, `weight_decay`, `adapt_lower_bound`, `decay_where`,
+        `mu_dtype`: as in `ScaleByMomoAdam`.
 
     **Returns:** a `ScaleByMomoAdam`.
 

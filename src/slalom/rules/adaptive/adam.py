@@ -88,7 +88,7 @@ def adam(
     **Arguments:**
 
     - `learning_rate`: η.
-    - The others: as in `ScaleByAdam`.
+    - `b1`, `b2`, `eps`, `eps_root`, `mu_dtype`, `nesterov`: as in `ScaleByAdam`.
 
     **Returns:** a chain of `ScaleByAdam` and `ScaleByLearningRate`.
 
@@ -131,12 +131,13 @@ def adamw(
     **Arguments:**
 
     - `learning_rate`: η.
+    - `b1`, `b2`, `eps`, `eps_root`, `mu_dtype`: as in `ScaleByAdam`.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
         `sl.where.ndim(min=2)` selects weight matrices and excludes biases and norms.
+    - `nesterov`: as in `ScaleByAdam`.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
-    - The others: as in `ScaleByAdam`.
 
     **Returns:** a chain of `ScaleByAdam`, `AddDecayedWeights` and `ScaleByLearningRate`.
 
@@ -173,7 +174,7 @@ def nadam(
     **Arguments:**
 
     - `learning_rate`: η.
-    - The others: as in `ScaleByAdam`.
+    - `b1`, `b2`, `eps`, `eps_root`, `mu_dtype`: as in `ScaleByAdam`.
 
     **Returns:** a chain of `ScaleByAdam` and `ScaleByLearningRate`.
 
@@ -209,11 +210,11 @@ def nadamw(
     **Arguments:**
 
     - `learning_rate`: η.
+    - `b1`, `b2`, `eps`, `eps_root`, `mu_dtype`: as in `ScaleByAdam`.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
-    - The others: as in `ScaleByAdam`.
 
     **Returns:** a chain of `ScaleByAdam`, `AddDecayedWeights` and `ScaleByLearningRate`.
 

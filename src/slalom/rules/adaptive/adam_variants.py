@@ -228,7 +228,7 @@ def adabelief(
     **Arguments:**
 
     - `learning_rate`: η.
-    - The others: as in `ScaleByBelief`.
+    - `b1`, `b2`, `eps`, `eps_root`, `nesterov`: as in `ScaleByBelief`.
 
     **Returns:** a chain of `ScaleByBelief` and `ScaleByLearningRate`.
 
@@ -258,7 +258,7 @@ def yogi(
     **Arguments:**
 
     - `learning_rate`: η.
-    - The others: as in `ScaleByYogi`.
+    - `b1`, `b2`, `eps`, `mu_dtype`: as in `ScaleByYogi`.
 
     **Returns:** a chain of `ScaleByYogi` and `ScaleByLearningRate`.
 
@@ -293,7 +293,7 @@ def radam(
     **Arguments:**
 
     - `learning_rate`: η.
-    - The others: as in `ScaleByRadam`.
+    - `b1`, `b2`, `eps`, `eps_root`, `threshold`, `nesterov`, `mu_dtype`: as in `ScaleByRadam`.
 
     **Returns:** a chain of `ScaleByRadam` and `ScaleByLearningRate`.
 

@@ -67,7 +67,7 @@ def adamax(
     **Arguments:**
 
     - `learning_rate`: η.
-    - The others: as in `ScaleByAdamax`.
+    - `b1`, `b2`, `eps`, `mu_dtype`: as in `ScaleByAdamax`.
 
     **Returns:** a chain of `ScaleByAdamax` and `ScaleByLearningRate`.
 
@@ -98,11 +98,12 @@ def adamaxw(
     **Arguments:**
 
     - `learning_rate`: η.
+    - `b1`, `b2`, `eps`: as in `ScaleByAdamax`.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `mu_dtype`: as in `ScaleByAdamax`.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
-    - The others: as in `ScaleByAdamax`.
 
     **Returns:** a chain of `ScaleByAdamax`, `AddDecayedWeights` and `ScaleByLearningRate`.
 

@@ -121,11 +121,12 @@ def adan(
     **Arguments:**
 
     - `learning_rate`: η.
+    - `b1`, `b2`, `b3`, `eps`, `eps_root`: as in `ScaleByAdan`.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `mu_dtype`: as in `ScaleByAdan`.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
-    - The others: as in `ScaleByAdan`.
 
     **Returns:** a chain of `ScaleByAdan`, `AddDecayedWeights` and `ScaleByLearningRate`.
 

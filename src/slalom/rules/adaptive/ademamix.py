@@ -129,11 +129,11 @@ def ademamix(
     **Arguments:**
 
     - `learning_rate`: η.
+    - `b1`, `b2`, `b3`, `alpha`, `eps`, `eps_root`, `mu_dtype`: as in `ScaleByAdemamix`.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
-    - The others: as in `ScaleByAdemamix`.
 
     **Returns:** a chain of `ScaleByAdemamix`, `AddDecayedWeights` and `ScaleByLearningRate`.
 

@@ -114,11 +114,12 @@ def adopt(
     **Arguments:**
 
     - `learning_rate`: η.
+    - `b1`, `b2`, `eps`, `mu_dtype`, `nesterov`, `use_clipping`, `clip_value_fn`: as in
+        `ScaleByAdopt`.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
-    - The others: as in `ScaleByAdopt`.
 
     **Returns:** a chain of `ScaleByAdopt`, `AddDecayedWeights` and `ScaleByLearningRate`.
 

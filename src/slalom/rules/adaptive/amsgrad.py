@@ -104,7 +104,8 @@ def amsgrad(
     **Arguments:**
 
     - `learning_rate`: η.
-    - The others: as in `ScaleByAmsgrad`.
+    - `b1`, `b2`, `eps`, `eps_root`, `mu_dtype`, `bias_correction_mu`, `bias_correction_nu`: as in
+        `ScaleByAmsgrad`.
 
     **Returns:** a chain of `ScaleByAmsgrad` and `ScaleByLearningRate`.
 

@@ -108,9 +108,10 @@ def novograd(
     **Arguments:**
 
     - `learning_rate`: η.
+    - `b1`, `b2`, `eps`, `eps_root`: as in `ScaleByNovograd`.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
-    - The others: as in `ScaleByNovograd`.
+    - `mu_dtype`: as in `ScaleByNovograd`.
 
     **Returns:** a chain of `ScaleByNovograd` and `ScaleByLearningRate`. With `decay_where`, the
     first is a partition of two `ScaleByNovograd`.

@@ -77,7 +77,7 @@ def optimistic_gradient_descent(
     **Arguments:**
 
     - `learning_rate`: η.
-    - The others: as in `ScaleByOptimisticGradient`.
+    - `alpha`, `beta`: as in `ScaleByOptimisticGradient`.
 
     **Returns:** a chain of `ScaleByOptimisticGradient` and `ScaleByLearningRate`.
 
@@ -111,7 +111,7 @@ def optimistic_adam_v2(
     - `learning_rate`: η.
     - `alpha`: α, the coefficient of Adam's update.
     - `beta`: β, the coefficient of the change since the previous update.
-    - The others: as in `ScaleByAdam`.
+    - `b1`, `b2`, `eps`, `eps_root`, `mu_dtype`, `nesterov`: as in `ScaleByAdam`.
 
     **Returns:** a chain of `ScaleByAdam`, `ScaleByOptimisticGradient` and `ScaleByLearningRate`.
 

@@ -94,9 +94,10 @@ def stable_adamw(
     **Arguments:**
 
     - `learning_rate`: η.
+    - `b1`, `b2`, `eps`: as in `ScaleByStableAdam`.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
-    - The others: as in `ScaleByStableAdam`.
+    - `clipping_threshold`, `mu_dtype`: as in `ScaleByStableAdam`.
 
     **Returns:** a chain of `ScaleByStableAdam` and `ScaleByLearningRate`. With `decay_where`, the
     first is a partition of two `ScaleByStableAdam`.

@@ -150,9 +150,10 @@ def lamb(
     **Arguments:**
 
     - `learning_rate`: η.
+    - `b1`, `b2`, `eps`, `eps_root`: as in `ScaleByAdam`.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
-    - The others: as in `ScaleByAdam`.
+    - `mu_dtype`: as in `ScaleByAdam`.
 
     **Returns:** a chain of `ScaleByAdam`, `AddDecayedWeights`, `ScaleByTrustRatio` and
     `ScaleByLearningRate`.

@@ -366,7 +366,8 @@ def levenberg_marquardt(
 
     **Arguments:**
 
-    - The arguments: as in `ScaleByLevenbergMarquardt`.
+    - `damping`, `scaling`, `acceleration`, `max_tries`, `form`, `solver`, `chunk`: as in
+        `ScaleByLevenbergMarquardt`.
 
     **Returns:** a `ScaleByLevenbergMarquardt`.
     """

@@ -193,10 +193,11 @@ def rmsprop(
     **Arguments:**
 
     - `learning_rate`: η.
+    - `decay`, `eps`, `initial_scale`, `eps_in_sqrt`: as in `ScaleByRms`.
     - `centered`: whether to divide by the standard deviation instead, as in `ScaleByStddev`.
     - `momentum`: the decay of the sum, in [0, 1]. Defaults to no momentum.
     - `nesterov`: whether to use Nesterov momentum.
-    - The others: as in `ScaleByRms`.
+    - `bias_correction`: as in `ScaleByRms`.
 
     **Returns:** a chain of `ScaleByRms` (or `ScaleByStddev` if centered), `ScaleByLearningRate`
     and, with momentum, `Trace`.

@@ -211,10 +211,13 @@ def norm_muon(
     **Arguments:**
 
     - `learning_rate`: η.
+    - `ns_coeffs`, `ns_steps`, `b1`: as in `muon`.
     - `b2`: the decay of the mean of squares of each row, in [0, 1).
+    - `eps`, `weight_decay`, `decay_where`, `mu_dtype`, `nesterov`, `preconditioning`: as in `muon`.
     - `scale`: as in `muon`. The paper's root mean square of 0.2 is `scale="match_rms_adamw"`, up to
         the deviation of the singular values from 1.
-    - The others: as in `muon`.
+    - `compute_dtype`, `where`, `layout`, `adam_learning_rate`, `adam_b1`, `adam_b2`,
+        `adam_weight_decay`: as in `muon`.
 
     **Returns:** a partition of the chain of `Trace`, `Orthogonalize`, `ScaleByRowRms`,
     `AddDecayedWeights` and `ScaleByLearningRate`, and of AdamW.

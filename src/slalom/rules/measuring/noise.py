@@ -110,7 +110,7 @@ def noisy_sgd(
     **Arguments:**
 
     - `learning_rate`: η_lr.
-    - The others: as in `AddNoise`.
+    - `eta`, `gamma`, `key`: as in `AddNoise`.
 
     **Returns:** a chain of `AddNoise` and `ScaleByLearningRate`.
 

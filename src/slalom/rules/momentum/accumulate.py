@@ -134,7 +134,7 @@ def adagrad(
     **Arguments:**
 
     - `learning_rate`: η.
-    - The others: as in `ScaleByRss`.
+    - `initial_accumulator_value`, `eps`: as in `ScaleByRss`.
 
     **Returns:** a chain of `ScaleByRss` and `ScaleByLearningRate`.
 
@@ -167,9 +167,9 @@ def adadelta(
     **Arguments:**
 
     - `learning_rate`: η.
+    - `rho`, `eps`: as in `ScaleByAdadelta`.
     - `weight_decay`: λ, ≥ 0. λ·p is added to the gradients, as in L2 regularization.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
-    - The others: as in `ScaleByAdadelta`.
 
     **Returns:** a chain of `AddDecayedWeights`, `ScaleByAdadelta` and `ScaleByLearningRate`.
 

@@ -107,7 +107,7 @@ def rprop(
     **Arguments:**
 
     - `learning_rate`: the initial step size, > 0. Later changes of it have no effect.
-    - The others: as in `ScaleByRprop`.
+    - `eta_minus`, `eta_plus`, `min_step_size`, `max_step_size`: as in `ScaleByRprop`.
 
     **Returns:** a chain of `ScaleByRprop` and `Scale`.
 

@@ -146,11 +146,11 @@ def lion(
     **Arguments:**
 
     - `learning_rate`: η.
+    - `b1`, `b2`, `mu_dtype`: as in `ScaleByLion`.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
     - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
         `SubtractDecayedWeights`.
-    - The others: as in `ScaleByLion`.
 
     **Returns:** a chain of `ScaleByLion`, `AddDecayedWeights` and `ScaleByLearningRate`.
 

@@ -122,9 +122,10 @@ def dog(
     **Arguments:**
 
     - `learning_rate`: η, a factor of the step size; 1 in the paper.
+    - `init_step`, `eps`: as in `ScaleByDog`.
     - `weight_decay`: λ, ≥ 0. Defaults to no decay.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
-    - The others: as in `ScaleByDog`.
+    - `init_step_type`: as in `ScaleByDog`.
 
     **Returns:** a chain of `AddDecayedWeights`, if there is a decay, `ScaleByDog` and
     `ScaleByLearningRate`.

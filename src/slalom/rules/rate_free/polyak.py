@@ -104,7 +104,7 @@ def polyak_sgd(
 
     - `max_learning_rate`: η_max, > 0.
     - `scaling`: s.
-    - The others: as in `ScaleByPolyak`.
+    - `f_min`, `eps`, `variant`: as in `ScaleByPolyak`.
 
     **Returns:** a chain of `ScaleByPolyak` and `ScaleByLearningRate`.
 

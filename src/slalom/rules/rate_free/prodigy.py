@@ -164,7 +164,8 @@ def prodigy(
     **Arguments:**
 
     - `learning_rate`: γ. The authors recommend 1, with a schedule that decays it to 0.
-    - The others: as in `ScaleByProdigy`.
+    - `b1`, `b2`, `b3`, `eps`, `estim_lr0`, `estim_lr_coef`, `weight_decay`, `safeguard_warmup`,
+        `decay_where`, `bias_correction`, `mu_dtype`: as in `ScaleByProdigy`.
 
     **Returns:** a `ScaleByProdigy`.
 

@@ -41,9 +41,10 @@ def schedule_free_sgd(
     - `warmup_steps`: the length of a linear warm-up, an int ≥ 1. Step n, counted from 0, has
         the rate η·min(1, (n + 1) / `warmup_steps`). Defaults to none. With a warm-up, the learning
         rate must not be a schedule.
+    - `b1`: as in `tx.schedule_free`.
     - `weight_decay`: λ, ≥ 0. Defaults to none.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
-    - The others: as in `tx.schedule_free`.
+    - `weight_lr_power`, `r`, `state_dtype`: as in `tx.schedule_free`.
 
     Differs from Optax: the warm-up is the paper's; Optax's has a rate of 0 in the first step.
 
@@ -98,7 +99,7 @@ def schedule_free_adamw(
     - `eps`: ε, ≥ 0.
     - `weight_decay`: λ, ≥ 0.
     - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
-    - The others: as in `tx.schedule_free`.
+    - `weight_lr_power`, `r`, `state_dtype`: as in `tx.schedule_free`.
 
     The paper also multiplies η by √(1 − β₂ᵗ), in the step and in the weights, so that its v has no
     correction of the step. This follows the authors' current code, where only the step has one.

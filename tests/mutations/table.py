@@ -36,7 +36,7 @@ MUTATIONS = {
     ),
     "a master copy overrules parameters that others have changed": Mutation(
         "_core/engine/policies.py",
-        "return jnp.where(rounding.nearest(kept, p.dtype) == wide, kept, wide)",
+        "return jnp.where(rounding.nearest(kept, self.dtype) == wide, kept, wide)",
         "return kept",
         "storage/test_writing.py storage/test_precision.py",
     ),

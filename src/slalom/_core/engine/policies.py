@@ -1,14 +1,15 @@
 """Policies for writing half-precision parameters, for which p + u rounds most updates away.
 
-A policy keeps for each parameter what its dtype cannot hold. Its `Writer` reads the parameter
-together with that, and writes both. So it acts where the updates are added, also inside a
+A policy is a codec: it keeps for each parameter what its dtype cannot hold. Its `Writer` decodes
+both, adds the update, and encodes the sum. So it acts where the updates are added, also inside a
 conditional, and its idle result is what was kept.
 """
 
 import abc
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +25,17 @@ from .encoded import Encoded, is_encoded
 Seeds = tuple[UInt32[Array, ""], UInt32[Array, ""]]
 
 
+@dataclasses.dataclass(frozen=True)
 class Policy(abc.ABC):
-    """How one half-precision parameter is stored and written."""
+    """A codec for one half-precision parameter together with what its dtype cannot hold.
+
+    **Arguments:**
+
+    - `dtype`, `shape`: those of the parameter.
+    """
+
+    dtype: Any
+    shape: tuple[int, ...]
 
     field: ClassVar[str | None] = None
     """The field of the state with what is kept for each parameter."""
@@ -34,18 +44,26 @@ class Policy(abc.ABC):
     splits: ClassVar[bool] = False
     """Whether what is kept is only what rounding takes away."""
 
-    def init(self, params: Params) -> PyTree | None:
+    @staticmethod
+    def init(params: Params) -> PyTree | None:
         """What is kept for these parameters, at first."""
         del params
 
-    def full(self, p: Array, kept: Array | None) -> Array:
-        """The parameter in float32."""
-        del kept
-        return p.astype(jnp.float32)
-
     @abc.abstractmethod
-    def encode(self, x: Array, dtype: Any, seeds: Seeds | None) -> tuple[Array, Array | None]:
-        """The parameter and what to keep, from its value in float32."""
+    def split(self, x: Array, bits: Any) -> dict[str, Array]:
+        """The parameter as `"param"`, and what is kept as `"kept"`, from its value in float32."""
+
+    def encode(self, x: Array, spec: Any, bits: Any = None) -> dict[str, Array]:
+        del spec
+        return self.split(reshaped(x, self.shape), bits)
+
+    def decode(self, arrays: dict[str, Any], spec: Any) -> Array:
+        del spec
+        return arrays["param"].astype(jnp.float32)
+
+    def is_elementwise(self, spec: Any) -> bool:
+        del spec
+        return True
 
 
 class _Master(Policy):
@@ -53,18 +71,17 @@ class _Master(Policy):
 
     field = "master"
 
-    def init(self, params: Params) -> PyTree:
+    @staticmethod
+    def init(params: Params) -> PyTree:
         return tree.copy(params, tree.accumulation_dtype)
 
-    def full(self, p: Array, kept: Array | None) -> Array:
-        assert kept is not None
-        wide = p.astype(jnp.float32)
+    def decode(self, arrays: dict[str, Any], spec: Any) -> Array:
+        wide, kept = arrays["param"].astype(jnp.float32), arrays["kept"]
         # A parameter that was changed by others counts more than the copy.
-        return jnp.where(rounding.nearest(kept, p.dtype) == wide, kept, wide)
+        return jnp.where(rounding.nearest(kept, self.dtype) == wide, kept, wide)
 
-    def encode(self, x: Array, dtype: Any, seeds: Seeds | None) -> tuple[Array, Array]:
-        del seeds
-        return x.astype(dtype), x
+    def split(self, x: Array, bits: Any) -> dict[str, Array]:
+        return {"param": x.astype(self.dtype), "kept": x}
 
 
 class _AbstractRemainder(Policy):
@@ -75,13 +92,13 @@ class _AbstractRemainder(Policy):
     taken: ClassVar[Callable[..., Array]]
     given_back: ClassVar[Callable[..., Array]]
 
-    def full(self, p: Array, kept: Array | None) -> Array:
-        return self.given_back(p, kept)
+    def decode(self, arrays: dict[str, Any], spec: Any) -> Array:
+        return self.given_back(arrays["param"], arrays["kept"])
 
-    def encode(self, x: Array, dtype: Any, seeds: Seeds | None) -> tuple[Array, Array]:
-        del seeds
-        rounded = self.rounded(x, dtype)
-        return rounded.astype(dtype), self.taken(x, rounded, dtype)
+    def split(self, x: Array, bits: Any) -> dict[str, Array]:
+        rounded = self.rounded(x, self.dtype)
+        kept = self.taken(x, rounded, self.dtype)
+        return {"param": rounded.astype(self.dtype), "kept": kept}
 
 
 class _Kahan(_AbstractRemainder):
@@ -91,7 +108,8 @@ class _Kahan(_AbstractRemainder):
     taken = staticmethod(rounding.remainder)
     given_back = staticmethod(rounding.with_remainder)
 
-    def init(self, params: Params) -> PyTree:
+    @staticmethod
+    def init(params: Params) -> PyTree:
         return tree.zeros_like(params)
 
 
@@ -103,7 +121,8 @@ class _Ecc(_AbstractRemainder):
     taken = staticmethod(rounding.more_bits)
     given_back = staticmethod(rounding.with_more_bits)
 
-    def init(self, params: Params) -> PyTree:
+    @staticmethod
+    def init(params: Params) -> PyTree:
         return tree.zeros_like(params, lambda _: jnp.dtype(jnp.int8))
 
 
@@ -112,16 +131,15 @@ class _Stochastic(Policy):
 
     random = True
 
-    def encode(self, x: Array, dtype: Any, seeds: Seeds | None) -> tuple[Array, None]:
-        assert seeds is not None
-        return rounding.stochastic(x, dtype, rounding.random_bits(x, seeds)), None
+    def split(self, x: Array, bits: Any) -> dict[str, Array]:
+        return {"param": rounding.stochastic(x, self.dtype, bits)}
 
 
-POLICIES: dict[str, Policy | None] = {
-    "master": _Master(),
-    "kahan": _Kahan(),
-    "ecc": _Ecc(),
-    "stochastic": _Stochastic(),
+POLICIES: dict[str, type[Policy] | None] = {
+    "master": _Master,
+    "kahan": _Kahan,
+    "ecc": _Ecc,
+    "stochastic": _Stochastic,
     "nearest": None,
 }
 
@@ -129,13 +147,10 @@ POLICIES: dict[str, Policy | None] = {
 # --- their write ----------------------------------------------------------------------------
 
 
-class _Encoded(NamedTuple):
-    param: Array
-    kept: Array | None
-
-
 class PolicyWrite(Writer):
     """Adds the updates to the parameters in full precision, and encodes the sum.
+
+    The result has an encoded leaf for each half-precision parameter.
 
     **Arguments:**
 
@@ -158,26 +173,24 @@ class PolicyWrite(Writer):
 
     def __call__(self, params: PyTree, updates: PyTree) -> PyTree:
         sums = tree.add(self.full(params), updates)
-        leaves, structure = jax.tree.flatten(params)
+        old, structure = jax.tree.flatten(self.at_rest(params), is_leaf=is_encoded)
         values = jax.tree.leaves(sums) if self.new is None else self.new
-        written: list[_Encoded] = []
+        written: list[Any] = []
         before = None
-        for x, p, kept, seeds in zip(values, leaves, self.kept, self.seeds, strict=True):
-            if not rounding.is_half(p.dtype):
-                written.append(_Encoded(tree.cast(x, tree.canonical(p.dtype)), kept))
+        for x, p, seeds in zip(values, old, self.seeds, strict=True):
+            if not is_encoded(p):
+                written.append(tree.cast(x, tree.canonical(p.dtype)))
                 continue
             wide = tree.cast(x, jnp.dtype(jnp.float32))
             if self.policy.splits:
-                before, rest = _split_in_place(self.policy, wide, p, kept, before)
-                written.append(_Encoded(before, rest))
+                written.append(_encode_in_place(p, wide, before))
+                before = written[-1].arrays["param"]
             else:
-                written.append(_Encoded(*_encode(self.policy, jnp.dtype(p.dtype), wide, seeds)))
+                written.append(_encode(p.form, wide, seeds))
         return structure.unflatten(written)
 
     def full(self, params: Any) -> Any:
-        leaves, structure = jax.tree.flatten(params)
-        pairs = zip(leaves, self.kept, strict=True)
-        return structure.unflatten([self._full(p, kept) for p, kept in pairs])
+        return _full(self.at_rest(params))
 
     def at_rest(self, params: Any) -> Any:
         leaves, structure = jax.tree.flatten(params)
@@ -188,36 +201,22 @@ class PolicyWrite(Writer):
         if not rounding.is_half(p.dtype):
             return p
         arrays = {"param": p} if kept is None else {"param": p, "kept": kept}
-        codec = _AsCodec(self.policy, jnp.dtype(p.dtype))
+        codec = self.policy(jnp.dtype(p.dtype), p.shape)
         return Encoded(arrays, codec, p.shape, jnp.dtype(jnp.float32), False)
 
     def in_place(self, params: Params | None) -> PyTree | None:
         return None if self.policy.random or self.new is not None else self.at_rest(params)
 
-    def from_place(self, written: PyTree) -> PyTree:
-        def split_up(x: Any) -> _Encoded:
-            if not is_encoded(x):
-                return _Encoded(x, None)
-            # A narrow leaf has the shape in which codecs see it.
-            arrays = {name: reshaped(a, x.shape) for name, a in x.arrays.items()}
-            return _Encoded(arrays["param"], arrays.get("kept"))
-
-        return jax.tree.map(split_up, written, is_leaf=is_encoded)
-
-    def _full(self, p: Array, kept: Array | None) -> Array:
-        return _decode(self.policy, p, kept) if rounding.is_half(p.dtype) else p
-
     def idle(self, params: Params | None, shapes: PyTree) -> PyTree:
         del shapes
-        leaves, structure = jax.tree.flatten(params)
-        return structure.unflatten(map(_Encoded, leaves, self.kept))
+        return self.at_rest(params)
 
     def plain(self, result: PyTree) -> Params:
         return split(result)[0]
 
     def new_params(self, params: Params, result: PyTree) -> Params:
         del params
-        return jax.tree.map(lambda x: self._full(*x), result, is_leaf=_is_encoded)
+        return _full(result)
 
     def assigning(self, new: Params) -> Writer:
         return PolicyWrite(self.name, self.kept, self.seeds, jax.tree.leaves(new))
@@ -239,44 +238,27 @@ class PolicyWrite(Writer):
         return f'"{self.name}"'
 
 
-class _AsCodec(NamedTuple):
-    """A policy as a codec, for the engine: one parameter together with what is kept of it."""
-
-    policy: Policy
-    dtype: Any
-
-    def encode(self, x: Array, spec: Any, bits: Any = None) -> dict[str, Any]:
-        del spec, bits
-        param, kept = self.policy.encode(x, self.dtype, None)
-        return {"param": param} if kept is None else {"param": param, "kept": kept}
-
-    def decode(self, arrays: dict[str, Any], spec: Any) -> Array:
-        del spec
-        return self.policy.full(arrays["param"], arrays.get("kept"))
-
-    def is_elementwise(self, spec: Any) -> bool:
-        del spec
-        return True
-
-
 # Shared by the leaves of one shape, since tracing takes time in Python.
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _encode(policy: Policy, dtype: Any, x: Array, seeds: Seeds | None) -> Any:
-    return policy.encode(x, dtype, seeds)
+def _full(result: PyTree) -> Params:
+    return jax.tree.map(lambda x: _decode(x) if is_encoded(x) else x, result, is_leaf=is_encoded)
+
+
+@jax.jit
+def _decode(x: Encoded) -> Array:
+    return x.decode()
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _decode(policy: Policy, p: Array, kept: Array | None) -> Array:
-    return policy.full(p, kept)
+def _encode(form: tuple[Any, ...], x: Array, seeds: Seeds | None) -> Encoded:
+    bits = None if seeds is None else rounding.random_bits(x, seeds)
+    return Encoded(form[0].split(x, bits), *form)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _split_in_place(
-    policy: Policy, x: Array, p: Array, kept: Array, before: Array | None
-) -> tuple[Array, Array | None]:
-    """As `encode`, on a CPU after the parameter `before` was written.
+@jax.jit
+def _encode_in_place(old: Encoded, x: Array, before: Array | None) -> Encoded:
+    """As `_encode`, on a CPU after the parameter `before` was written.
 
     XLA:CPU makes a kernel of each result. Both would read the old parameter, what was kept, and
     whatever the update is made of, so that XLA would copy some of that and keep the rest, for all
@@ -284,33 +266,30 @@ def _split_in_place(
     both results are written in place from it. It is not computed before the parameter before this
     one was written, so that there is only one sum at a time.
     """
-    first = p if before is None else before
+    first = old.arrays["param"] if before is None else before
     if x.size == 0 or first.size == 0 or any(s is not None for s in jax.typeof(x).sharding.spec):
-        return policy.encode(x, p.dtype, None)
+        return _encode(old.form, x, None)
 
-    def on_cpu(x: Array, p: Array, kept: Array, first: Array) -> tuple[Array, Array | None]:
+    def on_cpu(x: Array, old: Encoded, first: Array) -> Encoded:
         bits = jax.lax.bitcast_convert_type(first[(0,) * first.ndim], jnp.uint16)
         always = bits.astype(jnp.int32) >= 0  # which XLA does not know
         x = jnp.where(always, x, 0)
         return jax.lax.cond(
-            always, lambda x, *_: policy.encode(x, p.dtype, None), lambda _, *same: same, x, p, kept
+            always, lambda x, old: _encode(old.form, x, None), lambda _, same: same, x, old
         )
 
-    def elsewhere(x: Array, p: Array, kept: Array, _: Array) -> tuple[Array, Array | None]:
-        return policy.encode(x, p.dtype, None)
+    def elsewhere(x: Array, old: Encoded, _: Array) -> Encoded:
+        return _encode(old.form, x, None)
 
-    return jax.lax.platform_dependent(x, p, kept, first, cpu=on_cpu, default=elsewhere)
+    return jax.lax.platform_dependent(x, old, first, cpu=on_cpu, default=elsewhere)
 
 
-def split(result: PyTree) -> tuple[PyTree, list[Array | None]]:
-    """A result without what is kept, and this for each parameter."""
-    pairs = [x for x in jax.tree.leaves(result, is_leaf=_is_encoded) if _is_encoded(x)]
+def split(result: PyTree) -> tuple[PyTree, list[Array]]:
+    """A result without what is kept, and this for each parameter that has any."""
+    coded = [x for x in jax.tree.leaves(result, is_leaf=is_encoded) if is_encoded(x)]
 
     def strip(x: Any) -> Any:
-        return x.param if _is_encoded(x) else x
+        return x.arrays["param"] if is_encoded(x) else x
 
-    return jax.tree.map(strip, result, is_leaf=_is_encoded), [pair.kept for pair in pairs]
-
-
-def _is_encoded(x: Any) -> bool:
-    return isinstance(x, _Encoded)
+    kept = [x.arrays["kept"] for x in coded if "kept" in x.arrays]
+    return jax.tree.map(strip, result, is_leaf=is_encoded), kept

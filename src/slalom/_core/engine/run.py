@@ -108,9 +108,7 @@ def run_rules(
     adds = place is not None
     results = _over_leaves(runs, does, leaves, params, paths, clock, adds, done)
     result = structure.unflatten(results)
-    if place is not None:
-        result = write.from_place(result)
-    elif not write.returns:
+    if place is None and not write.returns:
         result = write(outer.params, result)
     return result, [run.new_state() for run in runs]
 

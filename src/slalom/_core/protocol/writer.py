@@ -82,10 +82,6 @@ class Writer(abc.ABC):
         """
         del params
 
-    def from_place(self, written: PyTree) -> PyTree:
-        """The result, from the leaves of `in_place` after they were written."""
-        return written
-
     def cut(self, keep: tuple[bool, ...]) -> "Writer":
         """This write for a transform that acts on some of the parameters only."""
         del keep

@@ -195,11 +195,11 @@ def _are_half(params: Params) -> tuple[bool, ...]:
     return tuple(rounding.is_half(tree.canonical(x.dtype)) for x in jax.tree.leaves(params))
 
 
-def _with_kept(state: WriteState, kept: list[Array | None]) -> WriteState:
+def _with_kept(state: WriteState, kept: list[Array]) -> WriteState:
     """The state with what is kept now."""
     fields = ("master", "compensation", "correction")
     structure = jax.tree.structure([getattr(state, name) for name in fields])
-    trees = structure.unflatten([x for x in kept if x is not None])
+    trees = structure.unflatten(kept)
     return dataclasses.replace(state, **dict(zip(fields, trees, strict=True)))
 
 

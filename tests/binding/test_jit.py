@@ -9,6 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
@@ -440,14 +441,33 @@ CAPTURED = {
     "minimize, callback": lambda f: sl.minimize(
         sum_of_entries, sl.sgd(0.1), START, max_steps=1, callback=lambda *_: f(START)
     ),
+    "schedule": lambda f: one_step(sl.adam(lambda step: f(START))),
+    "condition": lambda f: one_step(sl.adam(0.1).when(lambda c, u: f(START) > 0, otherwise="zero")),
+    "stateless": lambda f: one_step(sl.Stateless(lambda u, p: (f(u), u)[1]) | sl.sgd(0.1)),
+    "only": lambda f: one_step(sl.adam(0.1).every_k(2).only(sl.where.leaf(lambda p, x: bool(f)))),
+    "decay_where": lambda f: one_step(sl.adamw(0.1, decay_where=lambda m: {"w": bool(f)})),
+    "labels": lambda f: one_step(sl.partition({1: sl.sgd(0.1)}, lambda m: {"w": int(bool(f))})),
+    "from_optax": lambda f: one_step(
+        sl.interop.from_optax(optax.stateless(lambda u, p: (f(u), u)[1])) | sl.sgd(0.1)
+    ),
+    "trainable": lambda f: one_step(sl.sgd(0.1), trainable=lambda m: {"w": bool(f)}),
+    "static": lambda f: one_step(sl.sgd(0.1), eqx.nn.Lambda(f), eqx.nn.Linear(1, 1, key=KEY)),
 }
+KEY = jax.random.key(0)
+
+
+def one_step(tx, *model, **options):
+    model = model or START
+    grads = eqx.filter(model, eqx.is_inexact_array)
+    opt = sl.Optimizer(tx, model, **options)
+    opt.eval_params(opt.step(model, grads)[0])
 
 
 def capturing(data):
     return lambda model: jnp.sum(model["w"] * data)
 
 
-EVERYDAY = "step", "keep_best", "train_step, argument", "minimize, callback"
+EVERYDAY = "step", "keep_best", "train_step, argument", "minimize, callback", "schedule", "only"
 
 
 @pytest.mark.parametrize("who", slow_except(CAPTURED, *EVERYDAY))
@@ -458,6 +478,37 @@ def test_programs_keep_no_function_and_nothing_that_it_captured(who):
     del data
     gc.collect()
     assert kept() is None
+
+
+TRACED = []
+
+
+def note(updates, params):
+    TRACED.append(updates["w"].shape)
+    return updates
+
+
+def test_programs_of_optimizers_die_with_these_and_serve_those_made_next(monkeypatch):
+    monkeypatch.setattr("slalom._loop.programs.families.MOST_KEPT", 2)
+    make = lambda: sl.Stateless(note) | sl.sgd(0.1)  # noqa: E731
+
+    def train(size, tx):
+        model = {"w": jnp.ones(size)}
+        opt = sl.Optimizer(tx, model)
+        opt.step(model, model)
+        return weakref.ref(opt.binding.family)
+
+    families = [train(size, make()) for size in range(1, 5)]
+    gc.collect()
+    assert [family() is None for family in families] == [True, True, False, False]
+    train(4, make())
+    assert TRACED == [(1,), (2,), (3,), (4,)]
+
+    captured = []
+    tx = sl.Stateless(lambda u, p: (captured.append(u), u)[1]) | sl.sgd(0.1)
+    for _ in range(2):
+        train(1, tx)
+    assert len(captured) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Initial state, shaped like the parameters."""
 
+import collections
 import functools
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,6 +16,11 @@ from .checks import check_inexact
 from .dtypes import accumulation_dtype, canonical, real_dtype, storage_dtype, sum_dtype
 from .sharding import canonical_spec, full_spec
 from .types import Params, PyTree, Tracer, under_jit
+
+_SMALL = 2**16
+_FEW = 16
+_calls: collections.Counter[Any] = collections.Counter()
+"""How often small zeros of each sharding, shape and dtype were made without a program."""
 
 
 def full_like(params: Params, dtype: Callable[[np.dtype], Any], value: Any = 0) -> PyTree:
@@ -38,7 +45,16 @@ def _zeros_like(x: Any, dtype: Any) -> Array:
         never = jnp.real(x) > jnp.inf
         return jax.lax.select(never, jnp.ones_like(zeros), zeros) if under_jit(x) else zeros
     home = x.sharding if isinstance(x, jax.Array) and x.committed else None
-    return _compiled_zeros(home)(np.shape(x), np.dtype(dtype))
+    return _zeros(home, np.shape(x), np.dtype(dtype))
+
+
+def _zeros(home: Any, shape: tuple[int, ...], dtype: np.dtype) -> Array:
+    on_mesh = isinstance(home, NamedSharding)
+    if on_mesh or math.prod(shape) > _SMALL or _calls[home, shape, dtype] >= _FEW:
+        return _compiled_zeros(home)(shape, dtype)
+    # A program for each shape would take 50 ms to compile, and megabytes of memory for good.
+    _calls[home, shape, dtype] += 1
+    return jax.device_put(np.zeros(shape, dtype), home)
 
 
 @functools.lru_cache(maxsize=256)

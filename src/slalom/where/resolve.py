@@ -7,7 +7,6 @@ on what it selects. The selectors themselves are in `selectors.py`.
 import abc
 import collections
 import dataclasses
-import functools
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, ClassVar, TypeAlias
@@ -17,6 +16,7 @@ import numpy as np
 import wadler_lindig as wl
 from jaxtyping import PyTree
 
+from ..tree.captures import cached
 from ..tree.paths import candidates, dotted, first_difference, leaf_paths, whole
 from ..tree.types import Params, Tracer, Updates, is_function, is_state_index
 
@@ -457,7 +457,7 @@ def resolve(function: Any, where: Any, params: Params) -> tuple[Any, ...]:
         return _resolve_cached.__wrapped__(function, where, structure, shapes)
 
 
-@functools.lru_cache(maxsize=1024)
+@cached(maxsize=1024)
 def _resolve_cached(function: Any, where: Any, structure: Any, shapes: Any) -> tuple[Any, ...]:
     structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
     tree = structure.unflatten(structs)

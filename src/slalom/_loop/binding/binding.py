@@ -39,6 +39,10 @@ class Binding:
     sharding: StateSharding | None = None
     """Where the parameters and the state were at binding, or where `Optimizer.shard_state` put
     it. Tracers do not show it."""
+    family: Any = dataclasses.field(default=None, compare=False, repr=False)
+    """The `programs.families.Family` of the optimizer, once something was compiled for it."""
+    source: Any = dataclasses.field(default=None, compare=False, repr=False)
+    """Returns the transform that was bound while it lives, if there are functions with data."""
 
     def __reduce__(self) -> Any:
         # JAX does not pickle the structure of a tree of modules, but any tree that has it can be.

@@ -1,6 +1,5 @@
 """Names for the arrays of optimizers, in messages and checkpoints."""
 
-import functools
 from collections.abc import Container
 from typing import Any
 
@@ -8,6 +7,7 @@ import jax
 
 from ..._core.fields.hyperparams import all_targets
 from ..._core.state.slots import rule_slots, slots
+from ...tree.captures import cached
 from ...tree.packed import unpack
 from ...tree.paths import dotted
 from ...tree.types import PyTree
@@ -42,7 +42,7 @@ def named_leaves(given: PyTree) -> list[tuple[str, Any]]:
     return named
 
 
-@functools.lru_cache(maxsize=256)
+@cached(maxsize=256)
 def _names(structure: Any) -> tuple[str, ...]:
     """The full path of each array.
 

@@ -27,6 +27,7 @@ from ..programs.compiled import (
     compiled_step,
     compiled_update,
 )
+from ..programs.families import release
 from ..reports.rebind import carry
 from ..reports.rebinding import AS_BEFORE, AsBefore, Rebinding, Rebound
 from ..reports.rows import rows_of
@@ -103,9 +104,10 @@ class Optimizer(AbstractOptimizer):
             self.arrays, self.binding = shapes.arrays, shapes.binding
             return
         params = jax.tree.map(strong, checked_split(model, where).params)
-        transform = checked(transform, params, hyperparam_dtype)
-        state = init_state(transform, params)
-        self.arrays, self.binding = bind(transform, state, tree.fresh_count(), params, where)
+        checked_one = checked(transform, params, hyperparam_dtype)
+        state = init_state(checked_one, params)
+        self.arrays, self.binding = bind(checked_one, state, tree.fresh_count(), params, where)
+        release(transform, self.binding)
 
     _refuses_calls: ClassVar[bool] = True
     __frozen__: ClassVar[tuple[str, ...]] = ("**",)

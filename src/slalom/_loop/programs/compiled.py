@@ -16,12 +16,14 @@ from ..._core.protocol.chain import first_link
 from ..._core.protocol.parameter_writer import params_to_evaluate
 from ..._core.protocol.writer import ADD, RETURN, Writer
 from ..._core.state.walk import transforms
+from ...tree.captures import cached
 from ...tree.memory import to_device
 from ...tree.packed import unpack
 from ...tree.paths import example
 from ...tree.types import PyTree, Tracer, Updates, is_deleted
 from ..binding.model import Split, split
 from ..binding.stepping import run
+from .families import Family, family_of
 from .program import Program
 from .recompiled import watch
 
@@ -62,7 +64,7 @@ def check_guards(opt: Any) -> None:
             part.module.guard(part.name, part.state)
 
 
-@functools.lru_cache(maxsize=256)
+@cached(maxsize=256)
 def _is_guarded(structure: Any) -> bool:
     return any(part.module.guard is not None for part in transforms(unpack(example(structure))))
 
@@ -159,10 +161,21 @@ def _homes_of_params(inputs: EvalInputs) -> tuple[NamedSharding | None, ...]:
     return () if sharding is None else tuple(sharding.params)
 
 
-compiled_evaluation = Program(_evaluate, _evaluated, homes=_homes_of_params)
+def _family(inputs: StepInputs | EvalInputs) -> Family:
+    return family_of(inputs.opt, inputs.model)
+
+
+compiled_evaluation = Program(_evaluate, _evaluated, homes=_homes_of_params, family=_family)
 compiled_step = Program(
-    _step, carried, homes=homes, watch=functools.partial(watch, "opt.step", lambda: None)
+    _step,
+    carried,
+    homes=homes,
+    watch=functools.partial(watch, "opt.step", lambda: None),
+    family=_family,
 )
 compiled_update = Program(
-    _update, functools.partial(carried, model=False), homes=functools.partial(homes, model=False)
+    _update,
+    functools.partial(carried, model=False),
+    homes=functools.partial(homes, model=False),
+    family=_family,
 )

@@ -12,7 +12,8 @@ program with runtime checks is the exception: `eqx.filter_jit` compiles it, sinc
 what turns a failed check into Equinox's own error.
 
 A signature dies with the functions among its arguments. Otherwise a program would keep every lambda
-that was ever passed to it, with the data in its closure.
+that was ever passed to it, with the data in its closure. Those of optimizers die with these
+(`families.py`).
 """
 
 import weakref
@@ -69,9 +70,11 @@ class Program(Generic[Arguments, Other]):
         show them.
     - `donated`: the same as `carried` for the leaves that are donated, all of them carried.
         Defaults to none.
-    - `watch`: called with the structure, the static leaves and the shardings of the arguments when
-        they are new; returns a list in which calls are counted, to warn of functions that are new
-        and of numbers that differ each time.
+    - `watch`: called with the structure, the static leaves, and the shapes and shardings of what is
+        carried when they are new; returns a list in which calls are counted, to warn of functions
+        that are new and of numbers that differ each time.
+    - `family`: maps the arguments to the mapping that keeps what is compiled for them. Defaults to
+        one that lives as long as this object.
     """
 
     def __init__(
@@ -82,12 +85,14 @@ class Program(Generic[Arguments, Other]):
         homes: Callable[[Arguments], Homes] = lambda arguments: (),
         donated: Callable[[Arguments], PyTree[bool]] | None = None,
         watch: Callable[..., list[int]] | None = None,
+        family: Callable[[Arguments], dict[Any, Any]] | None = None,
     ):
         self._body = body
         self._watch = watch
         self._carried = carried
         self._homes = homes
         self._donated = donated
+        self._family = family
         self._signatures = _Signatures()
 
     def __call__(self, arguments: Arguments) -> tuple[Arguments, Other]:
@@ -121,7 +126,8 @@ class Program(Generic[Arguments, Other]):
         carried = signature.carried
         if self._watch is not None:
             if signature.calls is None:
-                signature.calls = self._watch(structure, signature.statics, signature.shardings)
+                shapes = [np.shape(leaves[i]) for i in carried], signature.shardings
+                signature.calls = self._watch(structure, signature.statics, shapes)
             signature.calls[0] += 1
         if signature.has_runtime_checks:
             return carried, signature.checked(*signature.separate(leaves))
@@ -171,21 +177,27 @@ class Program(Generic[Arguments, Other]):
     ) -> Signature:
         statics = {i: leaves[i] for i, kind in enumerate(kinds) if kind == _STATIC}
         key = _key(arguments, statics, structure)
-        signature = self._signatures.get(key)
+        signatures = self._signatures
+        if self._family is not None:
+            family = self._family(arguments)
+            signatures = family.get(self)
+            if signatures is None:
+                signatures = family[self] = _Signatures()
+        signature = signatures.get(key)
         if signature is None:
             # Signatures with static leaves that no reference can be made to would never be freed.
-            if len(self._signatures) >= MOST_SIGNATURES:
-                self._signatures.clear()
+            if len(signatures) >= MOST_SIGNATURES:
+                signatures.clear()
             parts = self._parts(arguments, structure, statics)
-            signature = self._signatures[key] = self._with_programs(parts, key)
+            signature = signatures[key] = self._with_programs(parts, signatures, key)
         if not signature.carried or mesh_sharding(leaves[signature.carried[0]]) is None:
             return signature
         shardings = tuple(mesh_sharding(leaves[i]) for i in signature.carried)
         key = (key, shardings)
-        on_mesh = self._signatures.get(key)
+        on_mesh = signatures.get(key)
         if on_mesh is None:
             parts = (structure, statics, signature.carried, signature.donated, shardings)
-            on_mesh = self._signatures[key] = self._with_programs(parts, key)
+            on_mesh = signatures[key] = self._with_programs(parts, signatures, key)
         return on_mesh
 
     def _parts(
@@ -201,12 +213,14 @@ class Program(Generic[Arguments, Other]):
         donated = () if self._donated is None else positions(self._donated)
         return structure, statics, carried, donated, ()
 
-    def _with_programs(self, parts: tuple[Any, ...], key: Hashable) -> Signature:
+    def _with_programs(
+        self, parts: tuple[Any, ...], signatures: "_Signatures", key: Hashable
+    ) -> Signature:
         """A signature of these arguments, with its functions to compile."""
-        signatures = weakref.ref(self._signatures)
+        these = weakref.ref(signatures)
 
         def forget(dead: Any) -> None:
-            known = signatures()
+            known = these()
             if known is not None:
                 known.pop(key, None)
 

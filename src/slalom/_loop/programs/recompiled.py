@@ -27,7 +27,7 @@ def watch(
     get_function: Callable[[], Any],
     structure: Any,
     statics: Mapping[int, Any],
-    shardings: Any,
+    shapes: Any,
 ) -> list[int]:
     """Notes that a program is to be compiled, and warns if it is the third in a row like it.
 
@@ -36,7 +36,7 @@ def watch(
     - `who`: what the user calls, such as `opt.step`.
     - `get_function`: returns the function that the program was made of, or `None`.
     - `structure`, `statics`: the structure of the arguments, and their static leaves by position.
-    - `shardings`: where the arguments are.
+    - `shapes`: the shapes of what is carried, and where it is.
 
     **Returns:** the number of calls of this program, in a list for the caller to count in.
     """
@@ -45,7 +45,7 @@ def watch(
     place = type(function) if code is None else (code.co_filename, code.co_firstlineno)
     numbers = {i: x for i, x in statics.items() if type(x) in (int, float)}
     others = {i: type(x) if i in numbers else x for i, x in statics.items()}
-    text = repr((structure, others, shardings))
+    text = repr((structure, others, shapes))
     functions = _FUNCTION.findall(text)
     addresses = _ADDRESS.findall(text)
     key = hash((who, place, _ADDRESS.sub("", text)))

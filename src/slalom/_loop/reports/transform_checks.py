@@ -21,6 +21,7 @@ from ..._core.state.walk import inner_transforms, keeps_zeros, segments, transfo
 from ..._core.text.messages import warn
 from ..._core.text.printing import Call, code, operand
 from ...rules.shaping.decay import AddDecayedWeights
+from ...tree.captures import clear_with_functions
 from ...tree.dtypes import canonical_float
 from ...tree.paths import leaf_paths
 from ...tree.types import Params
@@ -32,6 +33,7 @@ from ...wrappers.scope.partitions import Partition
 # binds an equal pair in every outer step, and the checks take most of the time of a binding.
 _passed: dict[Hashable, tuple[str, ...]] = {}
 _MOST_PASSED = 256
+clear_with_functions(_passed.clear)
 
 
 def checked(

@@ -17,13 +17,13 @@ from ..tree.paths import example
 from ._file import Unread
 from ._leaves import difference
 
-Layout = dict[str, Side]
+StateLayout = dict[str, Side]
 """The arrays of a transform under `"rules"`, and those of its state under `"state"`, with their
 names in place of values. The count of an optimizer is in neither. An encoded leaf of a file has the
 code of its codec in place of the codec."""
 
 
-def layout_of(opt: Optimizer, start: str) -> Layout:
+def layout_of(opt: Optimizer, start: str) -> StateLayout:
     """The layout of an optimizer, all of whose names begin with `start`."""
     transform, state, _ = positions(jax.tree.structure(opt.arrays))
     names = [start + name for name in named_arrays(opt.arrays)]
@@ -39,7 +39,7 @@ def layout_of(opt: Optimizer, start: str) -> Layout:
 # --- as JSON --------------------------------------------------------------------------------
 
 
-def layout_to_json(layout: Layout) -> dict[str, Any]:
+def layout_to_json(layout: StateLayout) -> dict[str, Any]:
     """A layout as JSON."""
     parts = {
         part: [_leaf_to_json(*pair) for pair in zip(side.places, side.leaves, strict=True)]
@@ -61,7 +61,7 @@ def _without_defaults(known: Mapping[str, Any]) -> dict[str, Any]:
     return {name: x for name, x in known.items() if x not in ("", (), False)}
 
 
-def layout_from_json(known: Mapping[str, Any], start: str) -> Layout:
+def layout_from_json(known: Mapping[str, Any], start: str) -> StateLayout:
     """The layout from the JSON of `layout_to_json`, with `start` before all names.
 
     Raises an error for anything else.

@@ -12,7 +12,7 @@ from .._core.text.advice import advise_positions
 from .._loop.reports.rebind import Side
 from ..tree.types import PyTree
 from . import _file
-from ._layouts import Layout, layout_from_json
+from ._layouts import StateLayout, layout_from_json
 from ._match import Loaded, Source, assemble
 from ._save import given
 from ._saving import settle
@@ -81,7 +81,7 @@ def load(
         return assemble(source, trees, strict, hyperparams)
 
 
-def layouts(file: _file.File) -> dict[str, Layout]:
+def layouts(file: _file.File) -> dict[str, StateLayout]:
     """The layouts of the optimizers in a file, by path."""
     with file.parsing():
         known = json.loads(file.text["layouts"])

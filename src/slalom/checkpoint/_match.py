@@ -17,7 +17,7 @@ from .._loop.binding.optimizer import Optimizer
 from .._loop.reports.rebind import Side, Transfer, in_form_of, transfer
 from ..tree.types import PyTree, Tracer
 from ..wrappers.scope.store import Store
-from ._layouts import Layout, arrays_in, filled, has_all, is_decodable, layout_of, read
+from ._layouts import StateLayout, arrays_in, filled, has_all, is_decodable, layout_of, read
 from ._leaves import difference, kind, named_leaves, nodes, placed, saved_leaves, shape_of, words
 from ._report import MismatchError, Report, mismatch, other_hyperparams
 
@@ -29,7 +29,7 @@ class Source(NamedTuple):
     """The source at the start of a sentence."""
     items: Mapping[str, Any]
     """Arrays, read or not, and numbers and strings, by name."""
-    layouts: Mapping[str, Layout]
+    layouts: Mapping[str, StateLayout]
     """The layouts of optimizers, by path, where they are known."""
     others: tuple[str, ...] = ()
     """The names of arrays that the program does not ask for."""

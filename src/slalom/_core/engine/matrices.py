@@ -19,7 +19,7 @@ from ...where.layout import Layout, Matrix, layouts
 from ..state.marks import params_like_fields
 from ..text.printing import public_name
 from .at_step import Fields, at_step, numbers_at
-from .batches import Batch, batches, is_small, joined
+from .stack_groups import StackGroup, is_small, joined, stack_groups
 
 # --- which matrices ---------------------------------------------------------------------------
 
@@ -362,10 +362,10 @@ def _in_batches(
     done: Any = ()
     over_matrices = rule.over == "matrix"
     seen = [jax.eval_shape(functools.partial(see, i), *row) for i, row in enumerate(rows)]
-    alone = (Batch([i], [1], 0) for i in range(len(rows)))
-    for batch in batches(seen) if over_matrices else alone:
-        first = batch.members[0]
-        stack = joined([see(i, *rows[i]) for i in batch.members])
+    alone = (StackGroup([i], [1], 0) for i in range(len(rows)))
+    for group in stack_groups(seen) if over_matrices else alone:
+        first = group.members[0]
+        stack = joined([see(i, *rows[i]) for i in group.members])
         # Not the fields, which would be copied.
         now, g, own = tree.after((common, stack.g, stack.numbers), done)
         stack = stack._replace(g=g, numbers=own)
@@ -373,7 +373,7 @@ def _in_batches(
         with jax.numpy_dtype_promotion("standard"):
             at_leaf = functools.partial(function, now, plans[first])
             new = of_matrices(at_leaf, stack) if over_matrices else at_leaf(stack)
-        for i, number, own in batch.divided(new):
+        for i, number, own in group.divided(new):
             # A loop over matrices has memory of its own for the new ones.
-            results[i] = done = store(i, own, number > 1 and not is_small(batch.size))
+            results[i] = done = store(i, own, number > 1 and not is_small(group.size))
     return results

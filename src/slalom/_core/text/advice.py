@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Advised = TypeVar("_Advised", bound=Callable[..., Any])
 
 _RENAMED: dict[str, tuple[str, ...]] = {
     "lr": ("learning_rate",),
@@ -197,14 +197,14 @@ def _keywords(function: Callable[..., Any]) -> frozenset[str] | None:
     return frozenset(parameters)
 
 
-def advise_positions(advice: str, name: str | None = None) -> Callable[[_Function], _Function]:
+def advise_positions(advice: str, name: str | None = None) -> Callable[[_Advised], _Advised]:
     """A decorator that refuses missing arguments, and too many by position, with advice.
 
     Unknown keywords are refused as by `advise_keywords`. The signature stays the same. `name` is
     the function's name if users call it by another one.
     """
 
-    def decorate(function: _Function) -> _Function:
+    def decorate(function: _Advised) -> _Advised:
         parameters = inspect.signature(function).parameters
         named = name or function.__name__
         kinds = [p.kind for p in parameters.values()]
@@ -235,12 +235,12 @@ def advise_positions(advice: str, name: str | None = None) -> Callable[[_Functio
                     raise TypeError(f"{named}() is missing {' and '.join(absent)}. {advice}")
             return function(*args, **kwargs)
 
-        return cast(_Function, call)
+        return cast(_Advised, call)
 
     return decorate
 
 
-def advise_keywords(function: _Function) -> _Function:
+def advise_keywords(function: _Advised) -> _Advised:
     """A decorator for `check_keywords`. The signature stays the same."""
 
     @functools.wraps(function)
@@ -249,4 +249,4 @@ def advise_keywords(function: _Function) -> _Function:
             check_keywords(function, function.__name__, kwargs)
         return function(*args, **kwargs)
 
-    return cast(_Function, call)
+    return cast(_Advised, call)

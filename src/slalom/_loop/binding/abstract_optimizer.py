@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Not `Self`, which beartype does not find in a method that jaxtyping wraps.
-_Bound = TypeVar("_Bound", bound="AbstractOptimizer")
+_Self = TypeVar("_Self", bound="AbstractOptimizer")
 
 
 class AbstractOptimizer(AbstractPrinted):
@@ -41,14 +41,14 @@ class AbstractOptimizer(AbstractPrinted):
     binding: Binding = eqx.field(static=True)
 
     @classmethod
-    def _from_fields(cls: type[_Bound], arrays: Arrays, binding: Binding) -> _Bound:
+    def _from_fields(cls: type[_Self], arrays: Arrays, binding: Binding) -> _Self:
         # As JAX unflattens it: `__init__` binds a transform to a model.
         self = object.__new__(cls)
         object.__setattr__(self, "arrays", arrays)
         object.__setattr__(self, "binding", binding)
         return self
 
-    def _with_arrays(self: _Bound, arrays: Arrays) -> _Bound:
+    def _with_arrays(self: _Self, arrays: Arrays) -> _Self:
         return self._from_fields(arrays, self.binding)
 
     @property

@@ -14,10 +14,10 @@ from ...tree.dtypes import as_float
 from ...tree.paths import dotted, first_difference
 from ...tree.types import Step, Tracer, is_state_index
 
-_Model = TypeVar("_Model")
+_Target = TypeVar("_Target")
 
 
-def incremental_update(new: _Model, old: _Model, step_size: Any) -> _Model:
+def incremental_update(new: _Target, old: _Target, step_size: Any) -> _Target:
     """Moves a target network a fraction of the way towards a model.
 
         old + step_size·(new − old)
@@ -53,7 +53,7 @@ def incremental_update(new: _Model, old: _Model, step_size: Any) -> _Model:
     return _update("incremental_update", new, old, tree.is_inexact, _interpolate, size)
 
 
-def periodic_update(new: _Model, old: _Model, steps: Step, update_period: Step) -> _Model:
+def periodic_update(new: _Target, old: _Target, steps: Step, update_period: Step) -> _Target:
     """Replaces a target network by the model every few steps.
 
     **Arguments:**
@@ -87,12 +87,12 @@ def periodic_update(new: _Model, old: _Model, steps: Step, update_period: Step) 
 
 def _update(
     name: str,
-    new: _Model,
-    old: _Model,
+    new: _Target,
+    old: _Target,
     acts_on: Callable[[Any], bool],
     rule: Callable[..., Any],
     *operands: Any,
-) -> _Model:
+) -> _Target:
     """Applies a rule to pairs of arrays. All other leaves are those of `new`."""
     paths, structure = jax.tree_util.tree_flatten_with_path(new, is_leaf=is_state_index)
     olds, other = jax.tree.flatten(old, is_leaf=is_state_index)

@@ -58,7 +58,7 @@ class OutputLoss(AbstractCurvatureLoss):
         inputs, targets = as_arguments(inputs), as_arguments(targets)
         everything = (*inputs, *targets)
         rows, shared = divided("the outputs", everything, (True,) * len(everything))
-        return Residuals((_Outputs(rows, shared, self, len(inputs)),))
+        return Residuals((_OutputBlock(rows, shared, self, len(inputs)),))
 
     def axes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PyTree:
         def label(data: Any) -> Any:
@@ -68,7 +68,7 @@ class OutputLoss(AbstractCurvatureLoss):
         return tuple(map(label, args)), {name: label(x) for name, x in kwargs.items()}
 
 
-class _Outputs(AbstractBlock):
+class _OutputBlock(AbstractBlock):
     """The mean of ℓ(F(w, x), y)."""
 
     rows: PyTree

@@ -1,7 +1,7 @@
 """The best model so far, and when to stop."""
 
 import math
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple
 
 import equinox as eqx
 import jax
@@ -15,13 +15,11 @@ from ...tree.dtypes import canonical_float
 from ...tree.memory import to_device
 from ...tree.paths import dotted, first_difference
 from ...tree.types import PyTree, Scalar, Tracer
-from ..binding.model import strong
+from ..binding.model import Model, strong
 from ..programs.program import Program
 
-Model = TypeVar("Model")
 
-
-class _Inputs(NamedTuple):
+class _UpdateInputs(NamedTuple):
     """What an update passes to its program. The model is not in it, so that no program keeps it."""
 
     best: list[Any]
@@ -130,7 +128,7 @@ class KeepBest(AbstractPrinted, Generic[Model]):
         scalar.
         """
         value = _checked_value(value)
-        inputs = _Inputs(
+        inputs = _UpdateInputs(
             best=jax.tree.leaves(self.arrays),
             best_value=self.value,
             stale=self.stale,
@@ -216,7 +214,7 @@ def _restored(model: Any, options: dict[str, Any], value: Array, stale: Array) -
     return best
 
 
-def _update(inputs: _Inputs) -> tuple[list[Any], None]:
+def _update(inputs: _UpdateInputs) -> tuple[list[Any], None]:
     old, best = inputs.best, inputs.best_value
     value = jnp.asarray(inputs.value, best.dtype)
     margin = jnp.asarray(inputs.min_delta, value.dtype)
@@ -230,7 +228,7 @@ def _update(inputs: _Inputs) -> tuple[list[Any], None]:
     return [*arrays, jnp.where(is_better, value, best), stale], None
 
 
-def _carried(inputs: _Inputs) -> Any:
+def _carried(inputs: _UpdateInputs) -> Any:
     flags = jax.tree.map(lambda _: False, inputs)
     changes = jax.tree.map(lambda _: True, inputs.best)
     return flags._replace(best=changes, best_value=True, stale=True)

@@ -11,6 +11,7 @@ from jaxtyping import Array
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.advice import advise_positions
 from ...tree.types import PyTree, Tracer, is_deleted
+from ..binding.model import Model
 from ..binding.optimizer import Optimizer
 from ..binding.stepping import as_keywords, check_one_run
 from ..programs.callables import as_tree, without_function
@@ -24,7 +25,6 @@ from .scan import check_guarded, check_scan, scanned_steps
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
-Model = TypeVar("Model")
 
 TrainProgram: TypeAlias = Program[TrainingInputs, Any]
 

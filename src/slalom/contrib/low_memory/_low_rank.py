@@ -15,11 +15,11 @@ from ...tree.types import Params
 from ...where.layout import Matrix, layouts
 
 
-class _AbstractFields:
+class _ProjectedFields:
     eps: Number
 
 
-class AbstractProjectedAdam(AbstractMoments[State], _AbstractFields):
+class AbstractProjectedAdam(AbstractMoments[State], _ProjectedFields):
     """Adam for gradients that are projected onto fewer rows."""
 
     @abc.abstractmethod
@@ -37,7 +37,7 @@ class AbstractProjectedAdam(AbstractMoments[State], _AbstractFields):
         return self.mu_scale * mu / (root + self.eps)
 
 
-class Side(NamedTuple):
+class WideMatrix(NamedTuple):
     """An array as a batch of matrices whose rows are the shorter side."""
 
     matrix: Matrix
@@ -69,12 +69,12 @@ class Side(NamedTuple):
         return self.matrix.write(jnp.matrix_transpose(matrices) if self.flipped else matrices)
 
 
-def sides_of(rule: Any, params: Params) -> tuple[Side | None, ...]:
+def wide_matrices(rule: Any, params: Params) -> tuple[WideMatrix | None, ...]:
     """How to read each leaf that a rule with a `rank` and a `layout` projects."""
     refuse_unequal(type(rule).__name__, params, layouts(params, rule.layout))
     return tuple(
         None
         if m is None or 0 in (m.rows, m.columns)
-        else Side(m, min(rule.rank, m.rows, m.columns))
+        else WideMatrix(m, min(rule.rank, m.rows, m.columns))
         for m in matrices_or_none(rule, params)
     )

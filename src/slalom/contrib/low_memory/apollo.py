@@ -28,7 +28,7 @@ from ...tree.dtypes import sum_dtype
 from ...tree.types import Params
 from ...where.layout import LayoutLike
 from ...where.resolve import WhereLike
-from ._low_rank import AbstractProjectedAdam, Side, sides_of
+from ._low_rank import AbstractProjectedAdam, WideMatrix, wide_matrices
 
 
 class ScaleByApolloState(eqx.Module):
@@ -117,17 +117,17 @@ class ScaleByApollo(AbstractProjectedAdam[ScaleByApolloState]):
         self.layout = layout
 
     def notes(self, params: Params) -> tuple[str | None, ...]:
-        return tuple(None if s is None else s.note for s in sides_of(self, params))
+        return tuple(None if s is None else s.note for s in wide_matrices(self, params))
 
     def init(self, params: Params) -> ScaleByApolloState:
         tree.check_inexact(params)
         leaves, structure = jax.tree.flatten(params)
         small: list[Array] = []
         norms: list[tuple[Array, ...]] = []
-        for x, side in zip(leaves, sides_of(self, params), strict=True):
+        for x, wide in zip(leaves, wide_matrices(self, params), strict=True):
             dtype = tree.canonical(x.dtype)
-            small.append(x if side is None else jnp.zeros(side.projected, dtype))
-            norms.append(() if side is None else (jnp.zeros(side.matrix.batch, sum_dtype(x)),))
+            small.append(x if wide is None else jnp.zeros(wide.projected, dtype))
+            norms.append(() if wide is None else (jnp.zeros(wide.matrix.batch, sum_dtype(x)),))
         projected = structure.unflatten(small)
         return ScaleByApolloState(
             age=tree.fresh_count(),
@@ -137,7 +137,7 @@ class ScaleByApollo(AbstractProjectedAdam[ScaleByApolloState]):
         )
 
     def plans(self, params):
-        return sides_of(self, params)
+        return wide_matrices(self, params)
 
     def begin(self, state):
         self.window = state.age // self.update_proj_gap
@@ -145,13 +145,13 @@ class ScaleByApollo(AbstractProjectedAdam[ScaleByApolloState]):
         self._correct_biases(state)
 
     def advance(self, g, leaf):
-        side = self.plan
-        if side is None:
+        wide = self.plan
+        if wide is None:
             leaf.mu, leaf.nu = self._moments(g, leaf.mu, leaf.nu)
             return
-        x = side.read(g)
+        x = wide.read(g)
         key = jax.random.fold_in(self.key, self.window.astype(jnp.uint32))
-        r = _projection(key, side, x) @ x
+        r = _projection(key, wide, x) @ x
         leaf.mu, leaf.nu = self._moments(r, leaf.mu, leaf.nu)
         self.scaled, norm = self._scaled(
             x, r, self._projected_direction(leaf.mu, leaf.nu), *leaf.norm
@@ -177,9 +177,9 @@ class ScaleByApollo(AbstractProjectedAdam[ScaleByApolloState]):
         return self.scale * factor[:, None, None] * scaled, norm * factor
 
 
-def _projection(key: Array, side: Side, g: Array) -> Array:
+def _projection(key: Array, wide: WideMatrix, g: Array) -> Array:
     """P for each matrix, normal with variance 1 / r."""
-    batch, short, rank = side.projector
+    batch, short, rank = wide.projector
     normal = jax.random.normal(key, (batch, rank, short), g.real.dtype)
     return (normal * rank**-0.5).astype(g.dtype)
 

@@ -27,7 +27,7 @@ from ...rules.shaping.decay import decayed_descent
 from ...tree.types import Params
 from ...where.layout import LayoutLike
 from ...where.resolve import WhereLike
-from ._low_rank import AbstractProjectedAdam, sides_of
+from ._low_rank import AbstractProjectedAdam, wide_matrices
 
 
 class ScaleByGaloreState(eqx.Module):
@@ -86,21 +86,21 @@ class ScaleByGalore(AbstractProjectedAdam[ScaleByGaloreState]):
     refresh_before: ClassVar[str] = "advance"
 
     def notes(self, params: Params) -> tuple[str | None, ...]:
-        return tuple(None if s is None else s.note for s in sides_of(self, params))
+        return tuple(None if s is None else s.note for s in wide_matrices(self, params))
 
     def init(self, params: Params) -> ScaleByGaloreState:
         tree.check_inexact(params)
         leaves, structure = jax.tree.flatten(params)
         small: list[Array] = []
         projectors: list[tuple[Array, ...]] = []
-        for x, side in zip(leaves, sides_of(self, params), strict=True):
-            if side is None:
+        for x, wide in zip(leaves, wide_matrices(self, params), strict=True):
+            if wide is None:
                 small.append(x)
                 projectors.append(())
                 continue
             dtype = tree.accumulation_dtype(tree.canonical(x.dtype))
-            small.append(jnp.zeros(side.projected, tree.canonical(x.dtype)))
-            projectors.append((jnp.zeros(side.projector, dtype),))
+            small.append(jnp.zeros(wide.projected, tree.canonical(x.dtype)))
+            projectors.append((jnp.zeros(wide.projector, dtype),))
         projected = structure.unflatten(small)
         return ScaleByGaloreState(
             age=tree.fresh_count(),
@@ -110,7 +110,7 @@ class ScaleByGalore(AbstractProjectedAdam[ScaleByGaloreState]):
         )
 
     def plans(self, params):
-        return sides_of(self, params)
+        return wide_matrices(self, params)
 
     def begin(self, state):
         self.due = state.age % self.update_proj_gap == 0

@@ -37,7 +37,7 @@ class ScaleByZoomLinesearchState(eqx.Module):
     """The gradient at the new parameters."""
 
 
-class _Point(NamedTuple):
+class _TriedRate(NamedTuple):
     """A learning rate that was tried."""
 
     rate: Scalar
@@ -55,12 +55,12 @@ class _Best(NamedTuple):
     grad: Any
 
 
-class _Search(NamedTuple):
+class _ZoomSearch(NamedTuple):
     tried: Int[Array, ""]
-    last: _Point
-    low: _Point  # the end with the lower loss, which may have the larger rate
-    high: _Point
-    third: _Point  # an earlier point, for the cubic through three points
+    last: _TriedRate
+    low: _TriedRate  # the end with the lower loss, which may have the larger rate
+    high: _TriedRate
+    third: _TriedRate  # an earlier point, for the cubic through three points
     enclosed: Any  # whether the ends are known to enclose an acceptable rate
     enough: Any  # whether the best one meets the first criterion
     on: Any
@@ -160,13 +160,13 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
         now = numbers(self, context)
         zero = jnp.zeros_like(along.value)
         guess = state.guess if self.initial_guess_strategy == "keep" else zero + 1
-        start = _Point(zero, along.value, along.slope)
+        start = _TriedRate(zero, along.value, along.slope)
 
         end = tree.while_loop(
             type(self).__name__,
             lambda search: search.on,
             lambda search: self._try(search, along, now, guess),
-            _Search(
+            _ZoomSearch(
                 tried=tree.fresh_count(),
                 last=start,
                 low=start,
@@ -194,7 +194,7 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
             grad=tree.cast_like(best.grad, state.grad),
         )
 
-    def _try(self, search: _Search, along: Line, now: Any, guess: Scalar) -> _Search:
+    def _try(self, search: _ZoomSearch, along: Line, now: Any, guess: Scalar) -> _ZoomSearch:
         """Tries one more rate; both phases share this evaluation of the loss."""
         # A Python float would not do: the guess is float64 still where x64 was switched off.
         limit = jnp.full_like(guess, jnp.finfo(guess.dtype).max)
@@ -210,7 +210,7 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
 
         value, grad = jax.value_and_grad(along.value_fn)(along.point(rate))
         grad = steepest(grad)
-        new = _Point(rate, jnp.asarray(value, rate.dtype), along.slope_of(grad))
+        new = _TriedRate(rate, jnp.asarray(value, rate.dtype), along.slope_of(grad))
         decrease, curvature = self._errors(new, along, now)
         enough = decrease <= now.tol
         done = jnp.maximum(decrease, curvature) <= now.tol
@@ -235,7 +235,7 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
         # is better than one that only lowers the loss.
         better = done | (enough & ~search.enough) | (lower & (enough | ~search.enough))
         low, high = _pick(search.enclosed, inner, outer)
-        return _Search(
+        return _ZoomSearch(
             tried=tried,
             last=new,
             low=low,
@@ -247,7 +247,7 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
             best=_pick(better, _Best(new.rate, new.value, decrease, curvature, grad), best),
         )
 
-    def _errors(self, new: _Point, along: Line, now: Any) -> tuple[Scalar, Scalar]:
+    def _errors(self, new: _TriedRate, along: Line, now: Any) -> tuple[Scalar, Scalar]:
         """The amount by which a point misses each condition; infinite if the loss is not finite."""
         rise = new.value - along.value
         decrease = rise - now.slope_rtol * new.rate * along.slope
@@ -285,7 +285,7 @@ def _pick(condition: Any, yes: Any, no: Any) -> Any:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
-def _by_points(low: _Point, high: _Point, third: _Point) -> Scalar:
+def _by_points(low: _TriedRate, high: _TriedRate, third: _TriedRate) -> Scalar:
     """The minimum of the cubic with the values at three points and the slope at `low`.
 
     In units of the interval, t = 0 at `low` and t = 1 at `high`, f = f₀ + C·t + B·t² + A·t³.
@@ -299,7 +299,7 @@ def _by_points(low: _Point, high: _Point, third: _Point) -> Scalar:
     return (jnp.sqrt(b * b - 3 * a * c) - b) / (3 * a)
 
 
-def _by_slopes(low: _Point, high: _Point) -> Scalar:
+def _by_slopes(low: _TriedRate, high: _TriedRate) -> Scalar:
     """The minimum of the cubic with the values and the slopes at both ends."""
     width = high.rate - low.rate
     c = low.slope * width
@@ -311,7 +311,7 @@ def _by_slopes(low: _Point, high: _Point) -> Scalar:
     return jnp.where(b > 0, -c / (b + root), (root - b) / (3 * a))
 
 
-def _between(low: _Point, high: _Point, cubic: Scalar) -> Scalar:
+def _between(low: _TriedRate, high: _TriedRate, cubic: Scalar) -> Scalar:
     """A rate in the interval: the minimum of a cubic, or of a parabola, or the middle.
 
     A minimum that is NaN fails the comparisons, and the next method is used.

@@ -17,14 +17,14 @@ from jaxtyping import Array
 from ...tree.sharding import axis_names, full_spec, num_parts
 from ...where.layout import Matrix
 
-Entry = str | tuple[str, ...] | None
+AxisNames = str | tuple[str, ...] | None
 
 
 class Placement(NamedTuple):
     """A mesh, and how each leaf is sharded over it."""
 
     mesh: Any
-    specs: tuple[tuple[Entry, ...], ...]
+    specs: tuple[tuple[AxisNames, ...], ...]
 
     @property
     def devices(self) -> int:
@@ -76,7 +76,7 @@ def _is_shared(mesh: Any, kind: AxisType) -> bool:
     return not mesh.empty and mesh.size > 1 and set(mesh.axis_types) == {kind}
 
 
-def _spec(sharding: NamedSharding | None, x: Any) -> tuple[Entry, ...]:
+def _spec(sharding: NamedSharding | None, x: Any) -> tuple[AxisNames, ...]:
     """The entry for each axis; `None` for all where they do not fit."""
     if sharding is None or len(sharding.spec) > x.ndim:
         return (None,) * x.ndim
@@ -88,7 +88,9 @@ def _spec(sharding: NamedSharding | None, x: Any) -> tuple[Entry, ...]:
     return spec if fits else (None,) * x.ndim
 
 
-def sides(m: Matrix, spec: tuple[Entry, ...]) -> tuple[tuple[Entry, ...], tuple[Entry, Entry]]:
+def sides(
+    m: Matrix, spec: tuple[AxisNames, ...]
+) -> tuple[tuple[AxisNames, ...], tuple[AxisNames, AxisNames]]:
     """The sharding of a leaf that its matrices can keep, and that of their rows and columns.
 
     The first axis of the outputs may be sharded, and the first one of the inputs. Stacks and blocks
@@ -96,14 +98,14 @@ def sides(m: Matrix, spec: tuple[Entry, ...]) -> tuple[tuple[Entry, ...], tuple[
     """
     if m.split != m.shape:
         return (None,) * len(m.shape), (None, None)
-    kept: list[Entry] = [None] * len(m.shape)
-    found: list[Entry] = [None, None]
+    kept: list[AxisNames] = [None] * len(m.shape)
+    found: list[AxisNames] = [None, None]
     for i, axes in enumerate(m.groups[1:]):
         kept[axes[0]] = found[i] = spec[axes[0]]
     return tuple(kept), (found[0], found[1])
 
 
-def distribution(place: Placement, spec: tuple[Entry, Entry], count: int) -> Distribution:
+def distribution(place: Placement, spec: tuple[AxisNames, AxisNames], count: int) -> Distribution:
     """How to distribute a stack: over as few devices as finish it as early as all of them."""
     taken = [name for entry in spec for name in axis_names(entry)]
     shape = place.mesh.shape
@@ -126,7 +128,7 @@ def distribution(place: Placement, spec: tuple[Entry, Entry], count: int) -> Dis
 def apply_on_devices(
     function: Callable[..., Array],
     place: Placement,
-    spec: tuple[Entry, Entry],
+    spec: tuple[AxisNames, AxisNames],
     stack: Array,
     numbers: tuple[Array, ...],
 ) -> Array:

@@ -15,12 +15,12 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Inexact
 
 from ... import tree
-from ..._core.engine.batches import is_small
+from ..._core.engine.stack_groups import is_small
 from ..._core.protocol.context import Context
 from ...tree.types import Params, Updates, under_jit
 from ...where.layout import Matrix
 from ._placement import (
-    Entry,
+    AxisNames,
     Placement,
     apply_on_devices,
     constrained,
@@ -39,7 +39,7 @@ class _Kind(NamedTuple):
     short: int
     long: int
     dtype: str
-    spec: tuple[Entry, Entry]
+    spec: tuple[AxisNames, AxisNames]
     """How the sides are sharded."""
 
 

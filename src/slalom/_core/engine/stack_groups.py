@@ -1,4 +1,4 @@
-"""Which stacks of matrices are computed at once.
+"""Groups of stacks of matrices that are computed at once.
 
 Large matrices are processed one after the other, which needs the scratch memory of one. Small ones
 of equal shape are stacked, since one alone does not keep a processor busy.
@@ -25,7 +25,7 @@ def is_small(size: int) -> bool:
     return size <= (_SMALL if jax.default_backend() == "cpu" else _SMALL_ON_ACCELERATORS)
 
 
-class Batch(NamedTuple):
+class StackGroup(NamedTuple):
     """Stacks of matrices to compute with at once."""
 
     members: list[int]
@@ -51,7 +51,7 @@ def joined(stacks: Sequence[PyTree]) -> PyTree:
     return jax.tree.map(lambda *xs: jnp.concatenate(xs) if xs[1:] else xs[0], *stacks)
 
 
-def batches(stacks: Sequence[PyTree]) -> Iterator[Batch]:
+def stack_groups(stacks: Sequence[PyTree]) -> Iterator[StackGroup]:
     """All small matrices of equal shapes at once, and stacks of large ones in turn.
 
     **Arguments:**
@@ -67,11 +67,11 @@ def batches(stacks: Sequence[PyTree]) -> Iterator[Batch]:
     for kind, members in kinds.items():
         size = max(math.prod(shape) for shape, _ in kind)
         most = max(1, _STACK // max(1, size)) if is_small(size) else 0
-        batch = Batch([], [], size)
+        group = StackGroup([], [], size)
         for i in members:
-            if batch.members and sum(batch.numbers) + numbers[i] > most:
-                yield batch
-                batch = Batch([], [], size)
-            batch.members.append(i)
-            batch.numbers.append(numbers[i])
-        yield batch
+            if group.members and sum(group.numbers) + numbers[i] > most:
+                yield group
+                group = StackGroup([], [], size)
+            group.members.append(i)
+            group.numbers.append(numbers[i])
+        yield group

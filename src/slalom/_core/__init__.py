@@ -1,1 +1,1 @@
-"""The protocol and what everything is made of. `transform.py` is the file to read first."""
+"""The protocol of transforms and the engine that runs them. Read `transform.py` first."""

@@ -1,1 +1,1 @@
-"""What stands in a training loop: a transform bound to a model, and the compiled training step."""
+"""The objects of a training loop: a transform bound to a model, and the compiled training step."""

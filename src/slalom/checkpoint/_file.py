@@ -229,7 +229,7 @@ class Unread(NamedTuple):
 
     shape: tuple[int, ...]
     kind: str
-    """Its dtype by name; that of keys names their implementation."""
+    """The name of its dtype. A dtype of keys names their implementation."""
     read: Callable[[], np.ndarray]
     """Reads it. Keys are words of type uint32."""
 

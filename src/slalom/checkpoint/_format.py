@@ -1,4 +1,4 @@
-"""The header of a checkpoint: what stands in it, and everything that can be wrong with it.
+"""The header of a checkpoint, and every fault that it can have.
 
 Nothing here needs JAX, so a program that only copies or checks files starts fast.
 """
@@ -50,7 +50,7 @@ _SIZES = {"BOOL": 1, "BF16": 2} | {
 _START = b'{"__metadata__": {"header_checksum": "'
 """The first bytes of a header. Its checksum, of 8 digits, follows."""
 _UNKNOWN = b"0" * 8
-"""What stands there when it is computed."""
+"""A placeholder in the header while it is computed."""
 
 INSTEAD = "Load an older checkpoint; `sl.checkpoint.Rolling` finds the newest complete one."
 

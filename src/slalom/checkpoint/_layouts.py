@@ -1,4 +1,4 @@
-"""Which transform and parameter each array of an optimizer belongs to, as a file records it."""
+"""Records in a file which transform and parameter each array of an optimizer belongs to."""
 
 import ast
 from collections.abc import Mapping
@@ -157,7 +157,7 @@ def decoded(names: Any, arrays: Mapping[str, Any], what: str) -> np.ndarray:
 
 
 def is_decodable(leaf: Encoded) -> bool:
-    """Whether the codec is known, and the arrays are what it would have made."""
+    """Whether the codec is known, and its arrays have the right form."""
     if isinstance(leaf.codec, str):
         return False
     try:

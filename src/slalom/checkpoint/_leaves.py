@@ -1,4 +1,4 @@
-"""The leaves of what is saved, with their names, and their way to the host and back."""
+"""The leaves to save, with their names, and their way to the host and back."""
 
 import collections
 import datetime
@@ -22,7 +22,7 @@ from ..tree.types import PyTree, Tracer
 from ._file import Unread
 
 NUMBERS = (bool, int, float, complex, str)
-"""The Python types that are saved; a subclass, such as that of an enum, is not."""
+"""The Python types that are saved. A subclass, such as an enum, is not."""
 
 
 def nodes(root: str, given: PyTree) -> list[tuple[str, Any]]:
@@ -104,7 +104,7 @@ def is_key(x: Any) -> bool:
 
 
 def shape_of(x: Any) -> tuple[int, ...] | None:
-    """The shape of an array, read or not, or of what stands for one; `None` for anything else."""
+    """The shape of an array, read or not, or of a stand-in for one; `None` for anything else."""
     return tuple(x.shape) if hasattr(x, "shape") else None
 
 
@@ -164,7 +164,7 @@ def check_savable(leaves: Mapping[str, Any]) -> None:
 
 
 def to_host(leaves: Mapping[str, Any], copy: bool) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """NumPy arrays, and the dtypes of those that stand for another one.
+    """NumPy arrays, and the dtypes of arrays that stand for another one.
 
     **Arguments:**
 
@@ -209,7 +209,7 @@ def placed(value: Any, like: Any) -> Any:
 
 
 def _has_devices(like: Any) -> bool:
-    """Whether an array was put on its devices, or stands for one that was."""
+    """Whether an array was put on its devices, or stands for an array that was."""
     if isinstance(like, jax.Array):
         return like.committed
     mesh = getattr(like.sharding, "mesh", None)

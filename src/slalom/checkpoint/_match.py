@@ -172,7 +172,7 @@ class _Pair(NamedTuple):
     old: Side
     """The same as arrays, most of which are not read yet."""
     moved: Transfer
-    """Which of the old leaves the new ones take."""
+    """The old leaf that each new one takes."""
 
 
 def _compare_optimizers(
@@ -303,7 +303,7 @@ def _can_follow(old: Any, new: Any) -> bool:
 
 
 def _is_same_form(old: Any, new: Any) -> bool:
-    """Whether the arrays of one leaf can stand in place of those of another."""
+    """Whether the arrays of one leaf can replace those of another."""
     if not (is_encoded(old) and is_encoded(new)):
         return not is_encoded(old) and not is_encoded(new) and difference(old, new) is None
     same = old.form == new.form and old.arrays.keys() == new.arrays.keys()

@@ -59,7 +59,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _shortened(name: str) -> str:
-    """The start of a file's name that fits into that of a temporary file."""
+    """The start of a file's name that fits into the name of a temporary file."""
     name_bytes, room = os.fsencode(name), _LONGEST - len("..12345678.partial")
     return name if len(name_bytes) <= room else name_bytes[:room].decode(errors="ignore")
 
@@ -138,7 +138,7 @@ def _sync(directory: Path) -> None:
 
 
 def _raise_unwritable(path: Path, error: OSError, in_place: bool) -> NoReturn:
-    """Says which file could not be written, why, and what to do."""
+    """Raises an error that names the file that could not be written, the cause and a remedy."""
     reason = error.strerror or str(error)
     if in_place:
         raise OSError(

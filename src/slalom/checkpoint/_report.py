@@ -1,4 +1,4 @@
-"""What a checkpoint and a program have in common, and where they differ."""
+"""Compares a checkpoint with a program."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,18 +14,18 @@ class MismatchError(ValueError):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Report:
-    """What was loaded from a checkpoint, by path."""
+    """A report of loading a checkpoint, by path."""
 
     loaded: tuple[str, ...]
-    """What was taken from the checkpoint, by its name in the program."""
+    """Values from the checkpoint, by their names in the program."""
     missing: tuple[str, ...]
-    """What has nothing that fits in the checkpoint, and keeps the program's value."""
+    """Values of the program that have no match in the checkpoint, and stay as they are."""
     unexpected: tuple[str, ...]
-    """What is only in the checkpoint."""
+    """Names that only the checkpoint has."""
     reshaped: Mapping[str, tuple[str, str]]
-    """What has another shape: that in the file and that in the program, whose value stays."""
+    """Names with another shape in the file than in the program, whose value stays."""
     retyped: Mapping[str, tuple[str, str]]
-    """What has another dtype or type: likewise."""
+    """Names with another dtype or type, likewise."""
     restarted: tuple[str, ...]
     """State of the optimizer that would fit, but keeps the program's value, because other state of
     the same parameter does not fit: means of different ages would be far too large or too small."""
@@ -36,8 +36,8 @@ class Report:
 
     @property
     def fits(self) -> bool:
-        """Whether the checkpoint has what the program has, up to values of hyperparameters, and
-        codecs and dtypes of state."""
+        """Whether the checkpoint fits the program, up to values of hyperparameters, and codecs and
+        dtypes of state."""
         return not (self.missing or self.unexpected or self.reshaped or self.retyped)
 
     def __repr__(self) -> str:

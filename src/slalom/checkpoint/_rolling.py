@@ -44,7 +44,7 @@ class Rolling:
     """
 
     directory: Path
-    """Where the checkpoints are."""
+    """The directory of the checkpoints."""
 
     def __init__(
         self,

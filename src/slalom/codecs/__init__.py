@@ -1,4 +1,4 @@
-"""How state is stored in fewer bits, for `tx.store`.
+"""Codecs, which store state in fewer bits, for `tx.store`.
 
 A codec has a method `encode` and a method `decode`, so these classes have lower-case names, as
 functions have.

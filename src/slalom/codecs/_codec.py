@@ -1,4 +1,4 @@
-"""The base of all codecs, and what they share."""
+"""The base of all codecs, and helpers."""
 
 import abc
 from typing import Any
@@ -100,7 +100,7 @@ def stochastic_bits(chosen: bool | None, spec: Spec, bits: Any) -> Any:
 
 
 def rounded(x: Float[Array, "*shape"]) -> Int32[Array, "*shape"]:
-    """The nearest whole numbers. Anything for NaN, and for what is not below 2²²."""
+    """The nearest whole numbers. Undefined for NaN, and for values of 2²² or more."""
     # The addition rounds, and its last bits are the number. A conversion would take longer, since
     # it also minds NaN and the largest integer.
     one_and_a_half = np.float32(1.5 * 2**23)
@@ -157,7 +157,7 @@ def as_float32(x: Array) -> Float[Array, "*shape"]:
 
 
 def root(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """√x, and 0 for what a rounding has made negative."""
+    """√x, and 0 where rounding made x negative."""
     return jnp.sqrt(jnp.maximum(x, 0))
 
 

@@ -21,7 +21,7 @@ NAMED: dict[str, AbstractCodec] = {
 
 
 def as_codec(what: str, given: Any) -> AbstractCodec | offload:
-    """The codec that a name, or the codec itself, stands for. `what` names it in errors."""
+    """The codec with this name, or the codec itself. `what` names it in errors."""
     if isinstance(given, AbstractCodec | offload):
         return given
     if isinstance(given, str) and given in NAMED:

@@ -1,4 +1,4 @@
-"""What Flax needs to know. Flax is never imported here: nothing is to do where it is not loaded."""
+"""Registers Slalom with Flax, if Flax is loaded. It is never imported here."""
 
 import sys
 from typing import Any, TypeVar

@@ -1,4 +1,4 @@
-"""What can be seen of a transform of Optax, which is a pair of functions, mostly closures."""
+"""Inspects a transform of Optax, which is a pair of functions, mostly closures."""
 
 import functools
 import inspect
@@ -41,7 +41,7 @@ def injected(update: Function) -> dict[str, float]:
 
 
 def _own_name(function: Function) -> str:
-    """The qualified name of a function, or that of the class of another callable object."""
+    """The qualified name of a function, or of the class of another callable object."""
     if isinstance(function, functools.partial):
         return _own_name(function.func)
     return getattr(function, "__qualname__", type(function).__qualname__)
@@ -83,7 +83,7 @@ def _is_update(function: Function) -> bool:
 
 
 def _cells(function: Function) -> dict[str, Any]:
-    """What a closure closes over, or a bound method finds in its object, by name."""
+    """The variables of a closure, or the attributes that a bound method uses, by name."""
     if isinstance(function, functools.partial):
         bound = dict(enumerate(function.args)) | function.keywords
         return _cells(function.func) | {str(name): x for name, x in bound.items()}

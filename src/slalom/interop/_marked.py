@@ -1,4 +1,4 @@
-"""Marks in the state of a transform of Optax, which says nothing of what belongs to parameters.
+"""Marks the fields of an Optax state that belong to parameters, which Optax does not declare.
 
 A part of the state with the structure of the parameters is put into a module with a mark. Slalom
 then shards, saves, resets and describes it as it does the state of its own rules.

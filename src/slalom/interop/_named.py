@@ -16,14 +16,14 @@ from .._core.state.marks import children_by_name, marks, with_fields
 
 
 class OptaxFields(NamedTuple):
-    """What the state of `to_optax` holds besides the transform."""
+    """The state of `to_optax` without the transform."""
 
     count: Int[Array, "*runs"]  # pyright: ignore[reportIncompatibleMethodOverride]  # Optax's name
     inner_state: Any
 
 
 class _AbstractNamed(tuple):
-    """A state, the only entry of this tuple, with its fields as those of a named tuple."""
+    """A state, the only entry of this tuple, whose fields read like the fields of a named tuple."""
 
     __slots__ = ()
     _fields: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""The state of `to_optax`: what it holds, and how to read and change it."""
+"""The state of `to_optax`, and functions that read and change it."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -37,7 +37,8 @@ class ToOptaxState(eqx.Module):
     fields: OptaxFields
     """The number of calls of `update` so far, and the state of the transform."""
     given: tuple[str, ...] = eqx.field(static=True)
-    """The paths of what was given to `to_optax` as arrays: each call of `to_optax` sets them."""
+    """The paths of values that were passed to `to_optax` as arrays. Each call of `to_optax` sets
+    them."""
 
     @property
     def count(self) -> Int[Array, "*runs"]:

@@ -25,7 +25,7 @@ class AbstractProjection(AbstractDeclared):
     """
 
     compares: ClassVar[bool] = False
-    """Whether it compares numbers, which complex ones do not allow."""
+    """Whether it compares numbers, which excludes complex ones."""
 
     is_box: ClassVar[bool] = False
     """Whether the set is a box, with a lower and an upper bound of each number."""

@@ -98,7 +98,7 @@ class hypercube(_AbstractBox):
 
 
 def _is_known(bound: Any) -> bool:
-    """Whether a bound is a number that can be read now."""
+    """Whether the value of a bound can be read now."""
     if tree.is_array(bound):
         return bound.shape == () and not isinstance(bound, Tracer)
     return isinstance(bound, int | float)

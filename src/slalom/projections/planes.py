@@ -82,7 +82,7 @@ def _quotient(a: Array, b: Array) -> Array:
 
 
 def _distance(b: Array, factor: Array, a: PyTree, x: PyTree) -> Array:
-    """How many times a has to be added to x to reach ⟨a, p⟩ = factor·b."""
+    """The factor t for which ⟨a, p(x + t·a)⟩ = factor·b."""
     product = tree.inner(a, x)
     goal = tree.cast(b, product.dtype) * tree.cast(factor, product.dtype)
     return _quotient(goal - product, tree.inner(a, a))

@@ -1,4 +1,4 @@
-"""What rules ask of a layout: units, pairs of axes, and matrices.
+"""Units, pairs of axes and matrices of parameters, for rules with a layout.
 
 A rule that reads layouts declares `layout: LayoutLike = layout_field()`, and asks the functions
 below in `init`, where an array without meaning is refused, and in `plan`. All of them depend only

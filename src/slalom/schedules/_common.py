@@ -24,7 +24,7 @@ class Weights(NamedTuple):
 
 
 def fractions(step: Step, length: Step) -> Weights:
-    """What is left of `length` steps and what is done, as fractions; both clipped to [0, 1]."""
+    """The fractions of `length` steps that remain and that are done, both clipped to [0, 1]."""
     dtype = canonical_float()
     # Clipped and subtracted as integers: floats round large steps, and 1 − f cancels near the end.
     total = as_step(length)

@@ -77,7 +77,7 @@ def exponent(sigma_rel: Any, xp: Any = np) -> Any:
 def synthesis_weights(
     snapshots: list[tuple[float, float]], time: float, sigma_rel: float
 ) -> np.ndarray:
-    """How to mix averages so that the mix is closest to another average.
+    """The weights of the averages whose mix is closest to another average.
 
     **Arguments:**
 

@@ -1,4 +1,4 @@
-"""Linear warm-up, and what follows it."""
+"""Linear warm-up, followed by another schedule."""
 
 import equinox as eqx
 import jax.numpy as jnp

@@ -79,7 +79,7 @@ def zeros_like(params: Params, dtype: Callable[[np.dtype], Any] = np.dtype) -> P
 
 
 def stacked_zeros(params: Params, size: int, dtype: Callable[[np.dtype], Any]) -> PyTree:
-    """As many zeros as `size` for each parameter, stacked on a new first axis."""
+    """`size` zeros for each parameter, stacked on a new first axis."""
 
     def zeros(x: Any) -> Array:
         if under_jit(x):

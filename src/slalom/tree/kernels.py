@@ -1,4 +1,4 @@
-"""What lets leaves share the kernels that XLA:CPU compiles."""
+"""Lets leaves share the kernels that XLA:CPU compiles."""
 
 from collections.abc import Sequence
 from typing import Any

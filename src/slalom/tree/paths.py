@@ -38,7 +38,7 @@ class CodeKey:
 
 
 def whole(key_path: Sequence[Any]) -> tuple[Any, ...]:
-    """The key path of the parameter that a key path leads to, or that of a part of its leaf."""
+    """The key path of the parameter at or above a key path."""
     return tuple(key for key in key_path if not isinstance(key, HalfKey | CodeKey))
 
 

@@ -44,7 +44,8 @@ def _number(bits: UInt32[Array, "*shape"]) -> Float32[Array, "*shape"]:
 
 
 def same_bits(a: Array, b: Array) -> Bool[Array, "*shape"]:
-    """Where two arrays of one dtype are equal; of half-precision arrays the bits are compared."""
+    """Marks equal entries of two arrays of one dtype. Half-precision arrays are compared by
+    bits."""
     if is_half(a.dtype):
         # Compared as numbers they would be widened, and XLA may drop a rounding before that.
         a, b = (jax.lax.bitcast_convert_type(x, jnp.uint16) for x in (a, b))

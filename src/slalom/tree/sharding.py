@@ -60,7 +60,7 @@ def mesh_sharding(x: object) -> NamedSharding | None:
 
 
 def may_be_at(x: object, home: NamedSharding | None) -> bool:
-    """Whether a traced array may have this sharding: its type names the mesh that it is on.
+    """Whether a traced array may have this sharding: its type names its mesh.
 
     Inside a `shard_map` it names another one, in which each device has its own part.
     """
@@ -123,7 +123,7 @@ def placed_like(x: Array, like: Array) -> Array:
 
 
 def _common(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many sizes are equal, from the first one on."""
+    """The number of equal sizes, from the first one on."""
     pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False))
     return len(list(pairs))
 

@@ -13,7 +13,7 @@ from .types import PyTree, Scalar
 _MANY = 512
 """The number of scalars from which they are added in a loop."""
 _AT_ONCE = 64
-"""How many scalars a round of that loop adds."""
+"""The number of scalars that a round of that loop adds."""
 
 
 def sum_of(scalars: Sequence[Scalar]) -> Scalar:

@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 else:
 
     def is_function(x: Any) -> bool:
-        """Whether `x` is something to call. A transform or an optimizer is not: their `__call__`
-        only raises the error that says what to write instead."""
+        """Whether `x` is meant to be called. The `__call__` of a transform or an optimizer only
+        raises an error with advice."""
         return callable(x) and not getattr(type(x), "_refuses_calls", False)
 
 
 def is_state_index(x: Any) -> bool:
-    """Whether this holds the place of what belongs to an `eqx.nn.State`."""
+    """Whether this is the index of an `eqx.nn.State`."""
     return isinstance(x, eqx.nn.StateIndex)
 
 

@@ -1,4 +1,4 @@
-"""What a model itself declares as not trainable.
+"""The declarations of models of which arrays are not trainable.
 
 States of transforms and optimizers inside a model are not trained. Other parts have two marks:
 `paramax.NonTrainable` around a part of the model, and in a class the paths of what is frozen in its
@@ -61,7 +61,7 @@ def _is_non_trainable(cls: type) -> bool:
 
 
 def _stated(node: Any) -> tuple[str, ...]:
-    """The paths that the class of a node states. Raises an error for those that it cannot have."""
+    """The paths that the class of a node declares. Raises an error for impossible ones."""
     cls = type(node)
     stated = getattr(cls, "__frozen__", ())
     if not isinstance(stated, tuple | list) or not all(isinstance(x, str) for x in stated):

@@ -1,4 +1,4 @@
-"""Which axes of an array are outputs and which are inputs.
+"""Declares which axes of an array are outputs and which are inputs.
 
 A layout is a string with a letter for each axis, in order:
 
@@ -49,7 +49,7 @@ _INPUTS = "ik"
 
 @dataclasses.dataclass(frozen=True)
 class Matrix:
-    """How to read an array as a batch of matrices, outputs × inputs, and how to write it back."""
+    """A view of an array as a batch of matrices, outputs × inputs, and its inverse."""
 
     shape: tuple[int, ...]
     """The shape of the array."""
@@ -94,7 +94,7 @@ class Matrix:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """What each axis of one array means."""
+    """The meaning of each axis of one array."""
 
     shape: tuple[int, ...]
     letters: tuple[tuple[str, int], ...] | None
@@ -102,7 +102,7 @@ class Layout:
     unequal: tuple[int, tuple[int, ...]] | None = None
     """An axis in blocks of other sizes, and these sizes."""
     guessed: bool = False
-    """Whether nobody states the layout, and it is what Optax assumes."""
+    """Whether the layout is Optax's assumption, because nothing states it."""
     module: str | None = None
     """The class that owns the array, if it is a module of the user's and the layout is guessed."""
     tied: bool = False
@@ -185,13 +185,13 @@ class Layout:
 
     @property
     def is_grouped(self) -> bool:
-        """Whether its blocks are groups of a convolution, which have inputs of their own."""
+        """Whether its blocks are groups of a convolution, which have separate inputs."""
         blocks = max((n for letter, n in self.letters or () if letter == "o"), default=1)
         return blocks > 1 and bool(self.axes("k"))
 
     @property
     def matrix(self) -> Matrix | None:
-        """How to read it as matrices; `None` if it is not a matrix of a layer."""
+        """Its view as matrices; `None` if it is no matrix of a layer."""
         if self.not_a_matrix is not None:
             return None
         split = tuple(size for _, size in self.split)
@@ -204,7 +204,8 @@ class Layout:
 
 
 def parsed(letters: str) -> tuple[tuple[str, int], ...] | None:
-    """The letter and the number of equal blocks of each axis; `None` for what is not a layout."""
+    """The letter and the number of equal blocks of each axis; `None` for strings that are no
+    layout."""
     found = [(m[1] or m[3], _shares(m)) for m in _AXIS.finditer(letters)]
     several = sum(len(shares) > 1 for _, shares in found) > 1
     axes = tuple((letter, 1 if shares[1:] else shares[0]) for letter, shares in found)
@@ -212,7 +213,7 @@ def parsed(letters: str) -> tuple[tuple[str, int], ...] | None:
 
 
 def _shares(axis: re.Match[str]) -> tuple[int, ...]:
-    """The proportions of the blocks of an axis; one number is that of equal blocks."""
+    """The proportions of the blocks of an axis. One number means equal blocks."""
     return tuple(map(int, (axis[2] or "1").split(":")))
 
 
@@ -226,7 +227,7 @@ def as_layout(given: Any) -> Any:
 
 
 def check_layout(name: str, given: Any) -> None:
-    """Raises an error for what is neither a layout nor a mapping from selectors to layouts."""
+    """Raises an error for anything but a layout or a mapping from selectors to layouts."""
     if not isinstance(given, Cases):
         raise TypeError(
             f"{name} takes a layout such as 'io', or a mapping from selectors to layouts, such as "
@@ -320,7 +321,7 @@ def _with_stacks(
 
 
 def _of_class(node: Any, path: str) -> str | None:
-    """What a module states about an array inside it."""
+    """The layout that a module states for one of its arrays."""
     stated = getattr(node, "__layout__", None)
     if not isinstance(stated, Mapping):
         return None

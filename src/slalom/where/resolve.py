@@ -40,7 +40,7 @@ ONE_CALL = (
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """What a selector knows about a parameter: its path, shape and dtype, but not its value."""
+    """The path, shape and dtype of a parameter, as selectors see it, without its value."""
 
     path: str
     struct: jax.ShapeDtypeStruct
@@ -98,7 +98,7 @@ class Where(abc.ABC):
         return (self,)
 
     sees_dtypes: ClassVar[bool] = False
-    """Whether the selection depends on the parameters' dtypes, which updates need not share."""
+    """Whether the selection depends on dtypes, which updates need not share with the parameters."""
 
     def __pdoc__(self, **kwargs: Any) -> wl.AbstractDoc:
         return wl.TextDoc(repr(self))

@@ -1,4 +1,4 @@
-"""Transforms around other transforms, and what their authors need.
+"""Transforms around other transforms, and helpers for their authors.
 
 Each class is made by the method of the same name: `tx.every_k(k)` returns a
 `sl.wrappers.EveryK`. Use the classes to find a part, as in `opt.state_of(sl.wrappers.EveryK)`, and

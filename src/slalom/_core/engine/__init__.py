@@ -1,4 +1,4 @@
-"""How rules run: in which batches, from which storage, in which precision, and in which order.
+"""Runs rules: groups of matrices, storage, precision and order.
 
 `run.py` takes the phases of `sl.AbstractRule` to every leaf. `encoded.py` decodes and encodes them.
 `matrices.py` reads leaves as matrices, and refreshes what is computed in some steps only.

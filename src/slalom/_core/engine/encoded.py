@@ -31,7 +31,7 @@ _LONG = 256
 
 
 class Spec(NamedTuple):
-    """What a codec knows about an array.
+    """The shape and dtype of an array, for its codec.
 
     **Arguments:**
 
@@ -111,7 +111,7 @@ class Encoded:
 
     @property
     def spec(self) -> Spec:
-        """What the codec knows about the array."""
+        """The shape and dtype of the array, for its codec."""
         shape = row_shape(self.shape)
         if self._is_complex:
             # The real parts of a row, then its imaginary parts.
@@ -135,7 +135,7 @@ def is_encoded(x: Any) -> TypeGuard[Encoded]:
 
 
 class _Product:
-    """As a codec: an array times a number, which are multiplied where the product is read.
+    """A codec of products: an array and a number, multiplied when the product is read.
 
     XLA would write the product to memory if both a norm and a rule read it.
     """
@@ -289,7 +289,8 @@ def decoded_leaf(x: Any, like: Array | None = None, signal: Bool[Array, ""] | No
 
 
 def stored_like(old: Any, value: Any, seed: Any = None) -> tuple[Any, Any]:
-    """A new value stored as the old one is, and what later computations read of it.
+    """Stores a new value in the form of the old one. Also returns the value that later computations
+    read.
 
     **Arguments:**
 

@@ -12,7 +12,7 @@ from ...tree.paths import leaf_paths
 
 
 def refuse_parts(who: str, *trees: PyTree) -> None:
-    """Raises an error for trees whose norm would be that of one device.
+    """Raises an error for trees whose norm would cover one device only.
 
     **Arguments:**
 
@@ -49,7 +49,7 @@ def refuse_parts(who: str, *trees: PyTree) -> None:
 
 
 def refuse_shards(who: str, tree: PyTree) -> None:
-    """Raises an error for parts of arrays, where the state is that of whole ones.
+    """Raises an error for shards of arrays where the state covers whole arrays.
 
     **Arguments:**
 

@@ -1,4 +1,4 @@
-"""Rules for matrices: how leaves are read, and what is computed in some steps only."""
+"""Rules for matrices: the layout of each leaf, and refreshes that run in some steps only."""
 
 import functools
 import math
@@ -25,7 +25,7 @@ from .stack_groups import StackGroup, is_small, joined, stack_groups
 
 
 def matrices(rule: Any, params: Params) -> tuple[Matrix, ...]:
-    """How to read each leaf, in order, as matrices.
+    """The layout of each leaf as matrices, in order.
 
     **Arguments:**
 
@@ -70,7 +70,8 @@ def refuse_unequal(who: str, params: Params, found: Sequence[Layout]) -> None:
 
 
 def matrices_or_none(rule: Any, params: Params) -> tuple[Matrix | None, ...]:
-    """How to read each leaf, in order, as matrices; `None` for what is not a matrix of a layer."""
+    """The layout of each leaf as matrices, in order; `None` for leaves that are no matrix of a
+    layer."""
     return tuple(layout.matrix for layout in layouts(params, getattr(rule, "layout", None)))
 
 
@@ -267,12 +268,12 @@ class Seen(NamedTuple):
     g: Array
     fields: dict[str, Any]
     numbers: dict[str, Any]
-    """The attributes of the rule at this leaf, without those that all leaves have in common."""
+    """The attributes of the rule at this leaf that differ from other leaves."""
 
 
 See: TypeAlias = Callable[..., Seen]
-"""From the number of a leaf, its gradient, its parameter, the gradient of the loss, and its fields,
-to what `refresh` sees of it."""
+"""Gathers the inputs of `refresh` for one leaf, from its number, gradient, parameter, loss gradient
+and fields."""
 
 
 def refreshed(

@@ -1,4 +1,4 @@
-"""The phases of one rule at one leaf, and what it sums over leaves."""
+"""The phases of one rule at one leaf, and its sums over leaves."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -19,14 +19,14 @@ from .matrices import OneByOne, Seen, is_number
 Store: TypeAlias = Callable[[str, Any], Any]
 """Stores a new value of a field, and returns it as later phases see it."""
 Found: TypeAlias = dict[str, Any]
-"""What `measure` or `reduce` has found at a leaf: sums, and sums of squares, by name."""
+"""The result of `measure` or `reduce` at a leaf: sums, and sums of squares, by name."""
 Again: TypeAlias = Callable[[Sequence[dict[str, Any]]], Sequence[Found]]
-"""From factors at each leaf by name to what is found there again, with sums of the squares of
-arrays times these."""
+"""Measures a leaf again, given a factor for each name, with sums of squares of the scaled
+arrays."""
 
 
 class Sums:
-    """What `measure` and `reduce` have returned, summed over all leaves, by name."""
+    """The results of `measure` and `reduce`, summed over all leaves, by name."""
 
     def __init__(self, found: Sequence[Found], again: Again, dtype: np.dtype):
         self._found, self._again, self._dtype = found, again, dtype
@@ -43,7 +43,8 @@ class Sums:
         return self._totals[name]
 
     def each(self, *names: str) -> Any:
-        """What the leaves have measured: a vector with an entry for each, or one for each name."""
+        """The results of `measure` at each leaf: a vector with an entry per leaf, or one vector per
+        name."""
         terms = [one[name] for name in names for one in self._found]
         if not terms:
             values = jnp.zeros(0, self._dtype)
@@ -134,7 +135,7 @@ def seen_by_refresh(
     others: dict[str, Array],
     fields: dict[str, Any],
 ) -> Seen:
-    """What `refresh` sees of a leaf."""
+    """The inputs of `refresh` at a leaf."""
     with at_leaf(part, plan, numbers, u, others, fields) as (rule, g, leaf, _):
         if part.module.over == "matrix":
             return OneByOne(rule, part.state).seen(g, vars(leaf))
@@ -152,7 +153,7 @@ def measured(
     fields: dict[str, Any],
     factors: dict[str, Any],
 ) -> Found:
-    """What `measure` or `reduce` returns at a leaf; in place of a norm a sum of squares."""
+    """The result of `measure` or `reduce` at a leaf, with sums of squares in place of norms."""
     with at_leaf(part, plan, numbers, u, others, fields) as (rule, g, leaf, _):
         found = getattr(_over_matrices(part, rule), phase)(g, leaf)
         return {

@@ -44,11 +44,11 @@ from .phases import Found, finish, measured, phases, seen_by_refresh
 
 
 class RuleAt(NamedTuple):
-    """A rule, what it sees, and where it acts."""
+    """A rule with its context and the leaves that it acts on."""
 
     part: Part
     leaves: tuple[int, ...]
-    """The positions of its leaves among those of the updates."""
+    """The positions of its leaves among all updates."""
 
 
 class Leafwise(NamedTuple):
@@ -56,7 +56,7 @@ class Leafwise(NamedTuple):
 
     rules: list[RuleAt]
     join: Callable[[list[Any]], Any]
-    """From their new states to that of the transform."""
+    """Joins the new states of rules to the state of the transform."""
 
 
 def run_rule(part: Part, write: Writer, updates: PyTree) -> tuple[Any, Any]:
@@ -114,7 +114,7 @@ def run_rules(
 
 
 class _RuleAtLeaf(NamedTuple):
-    """What one rule reads at a leaf."""
+    """The inputs of one rule at a leaf."""
 
     numbers: dict[str, Any]
     grad: Any
@@ -124,7 +124,7 @@ class _RuleAtLeaf(NamedTuple):
 
 
 class _Leaf(NamedTuple):
-    """A leaf of the updates, with the parameter and what each rule reads there."""
+    """A leaf of the updates, with the parameter and the inputs of each rule."""
 
     u: Any
     p: Any
@@ -132,14 +132,14 @@ class _Leaf(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """What is known of a leaf before anything is computed."""
+    """Static facts about a leaf."""
 
     does: tuple[str, ...]
     """The phases: `"advance"`, `"direction"`, or both."""
     active: tuple[int, ...]
     """The numbers of the rules that act on it."""
     plans: tuple[Any, ...]
-    """What their `plan` says of it."""
+    """The result of each rule's `plan` at this leaf."""
     adds: bool
     """Whether the result is the new parameter."""
 
@@ -154,7 +154,7 @@ def _over_leaves(
     adds: bool,
     done: Any,
 ) -> list[Any]:
-    """Runs these phases of all rules at one leaf after the other, and after what was `done`."""
+    """Runs these phases of all rules leaf by leaf, after `done`."""
 
     def at_leaf(plan: _Plan, leaf: _Leaf, signal: Any) -> tuple[Any, list[dict[str, Any]]]:
         return _at_leaf(runs, plan, leaf, signal)
@@ -283,7 +283,7 @@ class _Run:
         return jax.random.fold_in(key, zlib.crc32(self.paths[n].encode()))
 
     def others_of(self, p: Any, grad: Any) -> dict[str, Any]:
-        """What else the rule needs of a leaf, by name."""
+        """Other inputs of the rule at a leaf, by name."""
         known = {"params": ("p", p), "grad": ("grad", grad)}
         return dict(known[name] for name in self.rule.needs if name in known)
 
@@ -292,7 +292,7 @@ class _Run:
         return {name: column[n] for name, column in self.columns.items()}
 
     def inputs(self, n: int, path: str, seed_of: dict[str, Any]) -> _RuleAtLeaf:
-        """What the rule reads at this position, where the updates have this path."""
+        """The inputs of the rule at this position, where the updates have this path."""
         names = {name: f"{self.name}.{name}.{path}" for name in self.columns}
         seeds = {name: seed_of[own] for name, own in names.items() if own in seed_of}
         return _RuleAtLeaf(self.numbers_of(n), self.grads[n], self.fields_of(n), seeds)
@@ -333,8 +333,8 @@ class _Run:
         return self.rule.refresh_before if self.rule.refreshes else None
 
     def refresh(self, leaves: Sequence[Array], params: Sequence[Any]) -> list[dict[str, Any]]:
-        """Runs `refresh`, if it is due, at all leaves with any numbers, and returns what it
-        assigns."""
+        """Runs `refresh`, if it is due, at all leaves that have numbers, and returns the fields
+        that it assigns."""
         at = [(i, n) for i, n in self.positions.items() if leaves[i].size]
         if not at:
             return []

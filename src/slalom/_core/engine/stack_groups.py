@@ -29,9 +29,9 @@ class StackGroup(NamedTuple):
     """Stacks of matrices to compute with at once."""
 
     members: list[int]
-    """Which stacks."""
+    """The positions of its stacks."""
     numbers: list[int]
-    """How many matrices each of them has."""
+    """The number of matrices in each stack."""
     size: int
     """The number of entries of the largest matrix."""
 

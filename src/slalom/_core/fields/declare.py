@@ -1,4 +1,4 @@
-"""How transforms and schedules declare their fields.
+"""Declares the fields of transforms and schedules.
 
 The declaration decides what a field is, never the type of its value. A field is a real number that
 may be traced and scheduled (`hyperparameter`), a number of steps (`steps`), or structure
@@ -151,7 +151,7 @@ def choice_field(default: str, *others: str, kw_only: bool = False) -> Any:
 
 
 def layout_field() -> Any:
-    """Declares the keyword `layout` of a rule, which takes what `sl.where.matrix` takes.
+    """Declares the keyword `layout` of a rule, which takes the same values as `sl.where.matrix`.
 
     A rule with `over = "matrix"` then reads its leaves accordingly.
 

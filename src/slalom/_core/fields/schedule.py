@@ -332,7 +332,7 @@ def _captured(function: Any, depth: int = 4) -> Iterator[Any]:
 
 
 def _is_set(cell: Any) -> bool:
-    """Whether a closure's cell has a value: that of a recursive function may not have one yet."""
+    """Whether a closure's cell has a value. In a recursive function, it may not have one yet."""
     try:
         _ = cell.cell_contents
     except ValueError:

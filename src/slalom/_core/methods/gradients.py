@@ -117,7 +117,7 @@ class AbstractGradientMethods(AbstractDeclared):
 
     @advise_keywords
     def graft(self, magnitude: "slalom.AbstractTransform") -> "slalom.wrappers.Graft":
-        """Gives the updates of this transform the norms of those of another one, layer by layer.
+        """Rescales the updates of this transform to the norms of another one, layer by layer.
 
         **Arguments:**
 

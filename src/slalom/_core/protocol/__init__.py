@@ -1,1 +1,1 @@
-"""What every transform implements, and what transforms are made of. Read `transform.py` first."""
+"""The protocol of transforms, and its building blocks. Read `transform.py` first."""

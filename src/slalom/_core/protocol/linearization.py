@@ -20,7 +20,7 @@ from .real_vectors import as_covector, from_vector, real_size, replicated
 
 
 class Local(NamedTuple):
-    """What the outputs of a block say about its part of the loss."""
+    """The loss of a block, and its derivatives with respect to the outputs."""
 
     value: Scalar
     cotangents: Float[Array, "examples outputs"]
@@ -30,14 +30,14 @@ class Local(NamedTuple):
         | Float[Array, "examples outputs"]
         | Float[Array, "examples outputs outputs"]
     )
-    """What multiplies the Jacobian of the outputs of each example: a number, a number for each
-    output, or a symmetric matrix."""
+    """The factor of the Jacobian of each example's outputs: a number, a number for each output, or
+    a symmetric matrix."""
     vector: Float[Array, "examples outputs"] | None
     """ρ, or `None` if the gradient is not known to be of the form Jᵀρ."""
 
 
 class AbstractBlock(eqx.Module):
-    """A part of a loss: a map from one example to outputs, and what the outputs say."""
+    """A part of a loss: a map from one example to outputs, and a loss of these outputs."""
 
     rows: eqx.AbstractVar[PyTree]
     """The data, with a leading axis of examples. `None` if the block is not a map over them."""
@@ -295,7 +295,7 @@ class Linearization:
         return as_covector(found, self.dtype)
 
     def _rows(self, tangents: list[Array]) -> Array:
-        """From derivatives of the outputs to those of ρ."""
+        """Turns derivatives of the outputs into derivatives of ρ."""
         parts = zip(self.blocks, self._local, tangents, strict=True)
         return self._joined([_multiplied(x.factors, _centred(b, z)) for b, x, z in parts])
 
@@ -311,8 +311,8 @@ class Linearization:
         return parts
 
     def _chunks(self, i: int) -> tuple[Array, Callable[[Any], Any]]:
-        """Where the chunks of a block start, and a function from there to the rows of J and to
-        the way to read the same entries of an array."""
+        """The starts of the chunks of a block, and a function from a start to the rows of J and to
+        a reader of the same entries of an array."""
         block, local, outputs = self.blocks[i], self._local[i], self.outputs[i]
         size, length = block.size, self._length(block)
         mean = None

@@ -1,4 +1,4 @@
-"""What the transforms of an optimizer ask of the loss of a training step."""
+"""The requests of an optimizer's transforms to the loss of a training step."""
 
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ from .parts import Part
 from .traits import AbstractTraits
 
 _ELSEWHERE = ("value_fn", "grad_fn", "sampled_grad_fn", "residuals")
-"""What a transform needs that evaluates the loss at parameters of its own."""
+"""The inputs of transforms that evaluate the loss at parameters of their own."""
 
 _PAIRS = {
     ("scaled loss", "scaled loss"): (
@@ -47,7 +47,8 @@ _PAIRS = {
         for need in _ELSEWHERE
     },
 }
-"""What cannot be asked of one loss, and why. The name is that of the part that asks the second."""
+"""Pairs of requests that one loss cannot serve, and the reason. The name is that of the part with
+the second request."""
 
 
 class Loss(NamedTuple):
@@ -125,6 +126,6 @@ def loss_of(
     context: Context | None = None,
     params: Params | None = None,
 ) -> Loss:
-    """What a transform and its parts ask of the loss, with what they see in this step."""
+    """The requests of a transform and its parts, which see this step's context."""
     root: Any = next(parts(transform, state, context, params))
     return root.module.ask(root, Loss())

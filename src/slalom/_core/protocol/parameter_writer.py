@@ -49,7 +49,7 @@ class AbstractParameterWriter(AbstractTransform[State]):
 def params_to_evaluate(
     root: AbstractTransform[Any], state: Any, params: Params, *, full_precision: bool = False
 ) -> Params:
-    """The parameters to evaluate: at each leaf those of the outermost writer that acts on it.
+    """The parameters to evaluate: at each leaf, those of the outermost writer that acts on it.
 
     **Arguments:**
 

@@ -21,7 +21,7 @@ CHECK = "slalom.check"
 
 
 class Part(NamedTuple):
-    """A module inside another one: its path, and what it sees there.
+    """A module inside another one: its path, and its view of the step.
 
     `AbstractWrapper.inner_part` returns the part for the inner transform of a wrapper.
 
@@ -95,7 +95,7 @@ class Part(NamedTuple):
         return result, encoded_again(self.state, state, clock, self.name, is_inside)
 
     def children(self) -> "tuple[Part, ...]":
-        """The direct parts of this one, with what they see."""
+        """The direct parts of this one, with their contexts."""
         return self.module.children(self)
 
     def child(

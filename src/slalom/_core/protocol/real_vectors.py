@@ -38,7 +38,8 @@ def as_real(outputs: Any) -> Float[Array, " outputs"]:
 
 
 def as_covector(cotangent: PyTree, dtype: np.dtype) -> Array:
-    """What a reverse pass returns for a tree: for z = x + iy it is ∂f/∂x − i·∂f/∂y."""
+    """The cotangent of a tree as a reverse pass returns it: for z = x + iy it is ∂f/∂x −
+    i·∂f/∂y."""
     return _flat(cotangent, dtype, -1)
 
 

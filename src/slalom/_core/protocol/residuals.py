@@ -1,4 +1,4 @@
-"""Losses whose curvature is known by rows: what Gauss–Newton rules see of a loss.
+"""Losses whose curvature is known by rows, for Gauss–Newton rules.
 
 A loss of outputs z (residuals, logits, log-amplitudes) is linearized as rows ρ and J with
 

@@ -1,4 +1,4 @@
-"""Rules that say in phases what happens at one leaf. The engine does the rest."""
+"""Rules that describe one leaf in phases. The engine does the rest."""
 
 import abc
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from .writer import ADD, RETURN, Writer
 
 
 class AbstractRule(AbstractTransform[State]):
-    """An update rule, written as what happens at one leaf.
+    """An update rule, written as phases at one leaf.
 
     To write one, subclass this, declare the hyperparameters, and write `init` and those phases
     that the rule has:

@@ -88,7 +88,7 @@ class AbstractWrapper(AbstractComposite[State]):
         return here.context.replace(step=here.state.count) if self.has_clock else here.context
 
     def inner_part(self, here: Part) -> Part:
-        """The inner transform with what it sees."""
+        """The inner transform with its context."""
         state = None if here.state is None else self.inner_state(here.state)
         part = here.child(segments(self.inner), self.inner, lambda outer: outer.inner, state)
         return part if here.context is None else part._replace(context=self.inner_context(here))

@@ -1,4 +1,4 @@
-"""How the updates of a transform are returned or added to the parameters.
+"""Returns the updates of a transform, or adds them to the parameters.
 
 `update` and `step` do the same work, but `update` returns the updates and `step` adds them to the
 parameters. Each is a `Writer`, which is passed down to the transform that computes the last
@@ -73,7 +73,7 @@ class Writer(abc.ABC):
         return params
 
     def at_rest(self, params: Any) -> Any:
-        """As `full`, with leaves that are decoded where they are read."""
+        """As `full`, with leaves that are decoded when they are read."""
         return params
 
     def in_place(self, params: Params | None) -> PyTree | None:
@@ -93,7 +93,8 @@ class Writer(abc.ABC):
 
 
 class Return(Writer):
-    """The updates themselves: what `update` returns, and each link but the last of a chain.
+    """Returns the updates themselves. `update` uses it, and so do all links of a chain but the
+    last.
 
     **Arguments:**
 
@@ -142,7 +143,7 @@ class Return(Writer):
 
 
 class _Add(Writer):
-    """The parameters plus the updates: what `step` returns."""
+    """Adds the updates to the parameters, as `step` does."""
 
     def __call__(self, params: PyTree, updates: PyTree) -> PyTree:
         return tree.add(params, updates)
@@ -185,7 +186,7 @@ class _Measurement(NamedTuple):
     square: Array
     """The sum of the squares of the update."""
     counts: tuple[Array, Array]
-    """How many numbers of the update are nonzero, and how many of these changed nothing."""
+    """The number of nonzero entries of the update, and how many of these changed nothing."""
 
 
 class MeasuredWrite(Writer):
@@ -265,13 +266,13 @@ class MeasuredWrite(Writer):
 
 
 def _unzip(result: PyTree) -> tuple[Any, list[Any], list[Any]]:
-    """The structure of the parameters, and at each leaf what was written and what was measured."""
+    """The structure of the parameters, and at each leaf the written and the measured values."""
     pairs, structure = jax.tree.flatten(result, is_leaf=lambda x: isinstance(x, _Measurement))
     return structure, [x.result for x in pairs], [(x.square, x.counts) for x in pairs]
 
 
 def _counts(before: Array, after: Array, update: Array) -> tuple[Array, Array]:
-    """How many numbers of an update are nonzero, and how many of these changed nothing."""
+    """The number of nonzero entries of an update, and how many of these changed nothing."""
     nonzero = update != 0
     lost = nonzero & same_bits(before, after)
     # One reduction of pairs: XLA:CPU rewrites a sum of bools to one over windows, which needs a

@@ -1,4 +1,4 @@
-"""How a state declares which of its fields belong to the parameters."""
+"""Declares which fields of a state belong to the parameters."""
 
 import dataclasses
 from collections.abc import Callable
@@ -98,7 +98,7 @@ def _marked(mark: str, stored: str | None = None) -> Any:
 
 
 def marks(node: Any) -> dict[str, str]:
-    """The marks of a state's fields, by field name. Empty for what is no state."""
+    """The marks of a state's fields, by field name. Empty for other values."""
     if isinstance(node, type) or not dataclasses.is_dataclass(node):
         return {}
     return {f.name: f.metadata[MARK] for f in dataclasses.fields(node) if MARK in f.metadata}
@@ -110,7 +110,7 @@ def params_like_fields(state: Any) -> list[str]:
 
 
 def children_by_name(state: Any) -> dict[str, Any]:
-    """The fields of a state by name; empty for what is no state."""
+    """The fields of a state by name. Empty for other values."""
     if not dataclasses.is_dataclass(state):
         return {}
     return {key.name: child for key, child in children_of(state)[0]}
@@ -179,7 +179,7 @@ def map_params(
 
 
 def _map_marked(function: Callable[..., Any], marked: Any, rest: tuple[Any, ...]) -> Any:
-    """The function at every array of a marked field, also at each of those of an encoded leaf."""
+    """Maps every array of a marked field, and the arrays of an encoded leaf one by one."""
 
     def at_leaf(leaf: Any, *others: Any) -> Any:
         return jax.tree.map(lambda x: function(x, *others), leaf)

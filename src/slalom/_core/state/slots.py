@@ -1,4 +1,4 @@
-"""Which transform, field and parameter each leaf of a state belongs to, and how to reset some."""
+"""The transform, field and parameter of each leaf of a state, and partial resets."""
 
 from collections.abc import Container, Sequence
 from typing import Any, NamedTuple
@@ -37,7 +37,7 @@ class Slot(NamedTuple):
 
     @property
     def leaf(self) -> tuple[Any, ...]:
-        """What the arrays of one encoded leaf have in common."""
+        """A key that the arrays of one encoded leaf share."""
         return self.node, self.field, self.param, self.half
 
     def param_among(self, params: Container[str]) -> str | None:

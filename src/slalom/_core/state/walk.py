@@ -48,7 +48,7 @@ def _walk(outer: Part) -> Iterator[Part]:
 
 
 def segments(module: AbstractDeclared) -> tuple[str, ...]:
-    """What a part without a given name adds to a path. A chain adds nothing."""
+    """The segments that a part without a given name adds to a path. A chain adds none."""
     nameless = isinstance(module, AbstractTraits) and module.nameless
     return () if nameless else (snake_case(type(module).__name__),)
 

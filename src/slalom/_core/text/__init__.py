@@ -1,1 +1,1 @@
-"""What people read: code, messages, suggestions and figures."""
+"""Text for people: code, messages, suggestions and figures."""

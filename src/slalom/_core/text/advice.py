@@ -1,4 +1,4 @@
-"""The names of other libraries, and what to write instead."""
+"""The names of other libraries, and the code to write instead."""
 
 import difflib
 import functools
@@ -36,7 +36,7 @@ _RENAMED: dict[str, tuple[str, ...]] = {
     "mu_dtype": ("accumulator_dtype",),
     "accumulator_dtype": ("mu_dtype",),
 }
-"""Names from Optax and PyTorch, and what they are called here."""
+"""Argument names from Optax and PyTorch, and their names here."""
 
 _ELSEWHERE: dict[str, str] = {
     "accumulate": "`tx.every_k(k)`",
@@ -139,21 +139,21 @@ _ELSEWHERE: dict[str, str] = {
     ),
     "zero_grad": "nothing: JAX does not accumulate gradients",
 }
-"""Functions, methods and keywords of Optax, PyTorch and Keras, or that people expect, and what to
-write instead."""
+"""Functions, methods and keywords of Optax, PyTorch and Keras, or that people expect, and the code
+to write instead."""
 
 _OPTIONS_OF_RULES = frozenset(["accumulator_dtype", "maximize", "mu_dtype", "nu_dtype"])
 """Keywords in this table that rules may be given too."""
 
 
 def renamed(name: str, known: Iterable[str]) -> str:
-    """Says which of the known arguments have another name elsewhere, if any."""
+    """Advice that names the known arguments with another name elsewhere, if any."""
     ours = _RENAMED.get(name, ())
     return f" Write {' and '.join(ours)}." if ours and set(ours) <= set(known) else ""
 
 
 def elsewhere(name: str) -> str:
-    """Says what to write in place of a name that other libraries have, if it is one."""
+    """Advice for a name of another library, if it is one."""
     return f" Write {_ELSEWHERE[name]}." if name in _ELSEWHERE else ""
 
 
@@ -164,7 +164,7 @@ def similar(name: str, known: Mapping[str, str], cutoff: float = 0.7) -> str:
 
 
 def keyword_advice(keyword: str, known: Iterable[str]) -> str:
-    """Says what to write in place of an unknown keyword."""
+    """Advice for an unknown keyword."""
     names = {name: name for name in known if name != "self"}
     # The other names in the table are names of functions, and keywords of optimizers only.
     is_option = "learning_rate" in names or keyword in _OPTIONS_OF_RULES

@@ -14,7 +14,7 @@ NEEDS_A_VALUE = (
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
 )
-"""What JAX raises where a traced array would have to have a value."""
+"""JAX raises these where a traced array would need a value."""
 
 PACKAGE = __name__.partition(".")[0]
 _BETWEEN = (PACKAGE, "equinox", "jax", "jaxtyping", "beartype", "contextlib")
@@ -29,7 +29,7 @@ def warn(message: str) -> None:
 
 
 def place(error: BaseException) -> str:
-    """Where an error comes from: the innermost line outside Slalom and the libraries it uses."""
+    """The place of an error: the innermost line outside Slalom and the libraries it uses."""
     frames = [
         (frame, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
@@ -50,8 +50,8 @@ def listed(items: Iterable[str], limit: int) -> str:
 
 
 def uncalled(given: Any) -> str:
-    """The advice for a recipe or a class that was passed without being called, and for what else
-    people pass as a transform."""
+    """Advice for a recipe or class that was passed uncalled, and for other values that people pass
+    as a transform."""
     if type(given).__name__.startswith("GradientTransformation"):
         return (
             " This is a transform of Optax. Slalom has its own, mostly of the same name: write "

@@ -125,7 +125,7 @@ def no_attribute(owner: Any, name: str, advise: Callable[[Any, str], str]) -> An
 
 
 def transform_advice(transform: Any, name: str) -> str:
-    """Says what to write in place of an attribute that a transform does not have."""
+    """Advice for an attribute that a transform does not have."""
     for part in parts(transform):
         if part.name and name in {field.name for field in hyperparameter_fields(part.module)}:
             return (
@@ -139,7 +139,7 @@ def transform_advice(transform: Any, name: str) -> str:
 
 
 def optimizer_advice(optimizer: Any, name: str) -> str:
-    """Says what to write in place of an attribute that an optimizer does not have."""
+    """Advice for an attribute that an optimizer does not have."""
     internal = ("binding",)
     known = dict.fromkeys(k for kind in reversed(type(optimizer).__mro__) for k in vars(kind))
     public = ", ".join(k for k in known if k[0] != "_" and k not in internal)

@@ -1,4 +1,4 @@
-"""How transforms and optimizers show in notebooks: as HTML trees that fold, without scripts."""
+"""Shows transforms and optimizers in notebooks, as HTML trees that fold without scripts."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
@@ -106,7 +106,7 @@ def _one_line(module: Any) -> str:
 
 
 def _named(children: Iterable[Part]) -> Iterator[Part]:
-    """The parts, with those of a chain inside a wrapper, which has no name, in its place."""
+    """The parts. A chain inside a wrapper has no name, so its links take its place."""
     for child in children:
         if child.path:
             yield child
@@ -136,7 +136,7 @@ def _fields(
 
 
 def _own_state(part: Part, children: Iterable[Part]) -> list[str]:
-    """The size of the state of a part without that of the parts inside."""
+    """The size of a part's own state, without the parts inside."""
     arrays, size = size_of(part.state)
     for child in children:
         inner = size_of(child.state)

@@ -1,4 +1,4 @@
-"""How transforms, schedules and optimizers print: as the code that makes them.
+"""Prints transforms, schedules and optimizers as the code that makes them.
 
 The layout is done by `wadler_lindig`, which Equinox prints with, so `eqx.tree_pformat` works on any
 tree that contains them.
@@ -31,7 +31,7 @@ class AbstractPrinted(eqx.Module):
     """A module that prints as code, both by `repr` and inside trees that Equinox prints."""
 
     def _code(self) -> Any:
-        """What is printed: a `Call`, an `Infix`, `Entries`, or any other value in its place."""
+        """The value to print: a `Call`, an `Infix`, `Entries`, or any other value."""
         return constructor_call(self)
 
     def __repr__(self) -> str:

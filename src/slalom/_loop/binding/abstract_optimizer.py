@@ -1,4 +1,4 @@
-"""What can be read from an optimizer."""
+"""The properties and reports of an optimizer."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -35,7 +35,7 @@ _Self = TypeVar("_Self", bound="AbstractOptimizer")
 
 
 class AbstractOptimizer(AbstractPrinted):
-    """The fields of an `Optimizer`, and what can be read from them."""
+    """The fields of an `Optimizer`, and everything that reads them."""
 
     arrays: Arrays
     binding: Binding = eqx.field(static=True)

@@ -37,8 +37,8 @@ class Binding:
     params: Any
     """The structure of the trainable parameters at binding."""
     sharding: StateSharding | None = None
-    """Where the parameters and the state were at binding, or where `Optimizer.shard_state` put
-    it. Tracers do not show it."""
+    """The shardings of the parameters and the state at binding, or after `Optimizer.shard_state`.
+    Tracers do not show them."""
     family: Any = dataclasses.field(default=None, compare=False, repr=False)
     """The `programs.families.Family` of the optimizer, once something was compiled for it."""
     source: Any = dataclasses.field(default=None, compare=False, repr=False)

@@ -1,4 +1,4 @@
-"""From a whole model to its trainable parameters and back."""
+"""Splits a whole model into its trainable parameters and the rest."""
 
 from typing import Any, NamedTuple, TypeVar
 

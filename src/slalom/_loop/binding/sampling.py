@@ -12,8 +12,8 @@ from ...wrappers.scope.split_complex import joined
 
 
 def sampled_params(loss: Loss, params: Params, key: Any = None) -> Params:
-    """The parameters at which a loss is asked for, in their dtypes. Without a key, the sample is
-    that of the next gradient."""
+    """The parameters at which to evaluate a loss, in their dtypes. Without a key, the sample of the
+    next gradient."""
     samplers = loss.askers("sampled parameters")
     keys = [None] * len(samplers) if key is None else list(jax.random.split(key, len(samplers)))
     leaves, structure = jax.tree.flatten(params, is_leaf=lambda x: x is None)

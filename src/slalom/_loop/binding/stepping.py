@@ -31,7 +31,7 @@ FUNCTIONS = ("value_fn", "grad_fn", "sampled_grad_fn")
 """Entries of the context that are functions of the model."""
 
 ALWAYS = (*KEYWORDS, "residuals", "terms", "max_logits")
-"""What every step accepts, for the check of names."""
+"""The keywords that every step accepts, for the check of names."""
 
 
 def run(
@@ -189,7 +189,7 @@ def _residuals(given: Any, model: Split) -> Residuals:
 
 
 def _with_loss(context: Context, declared: set[str], params: Params, grads: Any) -> Context:
-    """The context with what a line search needs, which follows from the residuals."""
+    """The context with the inputs of a line search, which follow from the residuals."""
     residuals = context.residuals
     assert residuals is not None
     if not residuals.searchable:
@@ -230,7 +230,7 @@ def _of_params(name: str, of_model: Any, model: Split) -> Callable[..., Any]:
 
 
 def _check_shapes(transform: AbstractTransform, state: Any, params: Params) -> None:
-    """Raises an error for parameters whose shapes are not those that the state was created for."""
+    """Raises an error for parameters whose shapes differ from those at binding."""
     for part in parts(transform, state, params=params):
         if any(inner.state is part.state for inner in part.children()):
             continue  # a mask has no state of its own: its inner transform sees the same one

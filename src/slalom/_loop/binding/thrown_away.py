@@ -16,7 +16,7 @@ def _never(x: Any) -> bool:
 
 
 class _LastCall(threading.local):
-    """The last call of `opt.step` in a thread: whether something is what it got or returned."""
+    """The last call of `opt.step` in a thread: tests for its arguments and its results."""
 
     got_model: Callable[[Any], bool] = staticmethod(_never)
     got_count: Callable[[Any], bool] = staticmethod(_never)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class StepInputs(NamedTuple):
-    """What a call of `opt.step` or `opt.update` passes to its program."""
+    """The inputs of the program of `opt.step` or `opt.update`."""
 
     grads: PyTree
     """The gradients of the whole model."""
@@ -70,7 +70,7 @@ def _is_guarded(structure: Any) -> bool:
 
 
 def carried(inputs: Any, *, model: bool = True) -> Any:
-    """Which leaves a step changes: the trainable parameters, the state and the count.
+    """The leaves that a step changes: the trainable parameters, the state and the count.
 
     `inputs` is any named tuple with an `opt` and a `model`.
     """
@@ -85,7 +85,7 @@ def carried(inputs: Any, *, model: bool = True) -> Any:
 
 
 def homes(inputs: Any, *, model: bool = True) -> tuple[NamedSharding | None, ...]:
-    """Where the leaves that a step changes were at binding, which tracers do not show."""
+    """The shardings at binding of the leaves that a step changes. Tracers do not show them."""
     binding = inputs.opt.binding
     if binding.sharding is None:
         return ()
@@ -133,7 +133,7 @@ def _update(inputs: StepInputs) -> tuple[list[Array], Updates]:
 
 
 class EvalInputs(NamedTuple):
-    """What a call of `opt.eval_params` passes to its program."""
+    """The inputs of the program of `opt.eval_params`."""
 
     full_precision: bool
     model: PyTree

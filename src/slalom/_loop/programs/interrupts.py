@@ -101,7 +101,7 @@ class HeldSignals:
 
 
 def compiling() -> None:
-    """Says that a program is being traced, and will be compiled."""
+    """Called when tracing of a program starts, before it is compiled."""
     if threading.get_ident() != _MAIN.ident:
         return
     for number in _SIGNALS:

@@ -114,7 +114,7 @@ class Program(Generic[Arguments, Other]):
         return structure.unflatten(given), other
 
     def lower(self, arguments: Arguments) -> jax.stages.Lowered:
-        """The lowered program for these arguments, to see what is compiled."""
+        """The lowered program for these arguments, for inspection."""
         leaves, kinds, arguments = _with_arrays(arguments)
         signature = self._signature(arguments, leaves, jax.tree.structure(arguments), kinds)
         return signature.compiled.lower(*signature.separate(leaves))
@@ -316,7 +316,7 @@ def _leaf_kind(x: object) -> int:
 
 
 def _unshared(donated: Leaves, kept: Leaves) -> Leaves:
-    """The arrays to donate, with copies of those that occur twice or are also kept."""
+    """The arrays to donate, with copies of arrays that occur twice or are also kept."""
     identities = {id(x) for x in donated}
     if len(identities) == len(donated) and identities.isdisjoint(map(id, kept)):
         return donated

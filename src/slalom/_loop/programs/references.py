@@ -8,7 +8,7 @@ from typing import Any
 
 
 def identity(x: Any) -> Hashable:
-    """What a key has in place of a value: the value itself if others can equal it, else its id.
+    """The entry of a key for a value: the value itself if others can equal it, else its id.
 
     The id of a function stands for it only while it lives, so the entries of the key must be
     dropped when it dies.

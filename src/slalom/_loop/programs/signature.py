@@ -1,4 +1,4 @@
-"""What follows from the structure of the arguments of a program."""
+"""Facts about a program that follow from the structure of its arguments."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
@@ -27,7 +27,7 @@ Arguments = TypeVar("Arguments")
 Other = TypeVar("Other")
 
 Body: TypeAlias = Callable[[Arguments], tuple[Leaves, Other]]
-"""From the arguments to the new values of the carried leaves, in order, and any other tree."""
+"""Maps the arguments to the new values of the carried leaves, in order, and to any other tree."""
 
 
 class Signature:

@@ -1,1 +1,1 @@
-"""What an optimizer says of itself, before and during training."""
+"""Reports about an optimizer, before and during training."""

@@ -66,11 +66,11 @@ class Totals:
     parameters: int
     """The number of entries of all arrays."""
     trainable: int
-    """The number of entries of those that are trained."""
+    """The number of trainable entries."""
     parameter_bytes: int
     """The bytes of all arrays."""
     trainable_bytes: int
-    """The bytes of those that are trained."""
+    """The number of trainable bytes."""
     state_bytes: int
     """The bytes of the optimizer's state."""
     shared_state_bytes: int

@@ -1,4 +1,4 @@
-"""How many bytes a model and its optimizer take on each device, before any of them exists."""
+"""Predicts the bytes of a model and its optimizer on each device, before any of them exists."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ class Plan:
     """The largest matrix of P × P that a step solves with, for P parameters, as Gauss–Newton rules
     in the form of the parameters do. 0 for rules without one."""
     scratch: int | None
-    """What else the compiled optimizer step allocates, or `None` if it was not compiled."""
+    """The other allocations of the compiled optimizer step, or `None` if it was not compiled."""
 
     @property
     def total(self) -> int:
@@ -157,7 +157,7 @@ def plan(
 
 
 def _system(tx: AbstractTransform[Any], structure: Any, sizes: dict[str, Any]) -> int:
-    """The largest system that a part solves; those of different groups do not live together."""
+    """The largest system that a part solves. Systems of different groups do not live together."""
     found: list[int] = []
 
     def look(params: PyTree) -> None:
@@ -184,7 +184,7 @@ def _placed(path: str, leaf: Any, mesh: Mesh | AbstractMesh) -> Any:
 
 
 def _spec(path: str, leaf: Any, axes: dict[str, int]) -> tuple[Any, ...]:
-    """How a leaf of the model is sharded, with an entry for each of its axes."""
+    """The sharding of a leaf of the model, with an entry for each of its axes."""
     sharding = getattr(leaf, "sharding", None)
     if sharding is None or isinstance(sharding, SingleDeviceSharding):
         return (None,) * len(leaf.shape)

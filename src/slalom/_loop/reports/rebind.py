@@ -26,7 +26,7 @@ class Side(NamedTuple):
 
     places: list[Slot]
     leaves: list[Any]
-    """Their values, or what stands for these. An encoded leaf is one leaf."""
+    """Their values, or stand-ins for them. An encoded leaf is one leaf."""
     params: list[str]
     """The paths of all parameters."""
     entries: frozenset[int]
@@ -53,7 +53,7 @@ class Side(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """Which leaves of an old state a new one takes, by position."""
+    """Maps leaves of a new state to leaves of an old one, by position."""
 
     origins: dict[int, int]
     """The old leaf that each new leaf corresponds to, whether it fits or not."""

@@ -32,7 +32,7 @@ class Rebinding:
     recoded: tuple[str, ...] = ()
     """Those of the carried leaves that are stored in another codec or dtype than before."""
     renewed: tuple[str, ...] = ()
-    """Copies of the parameters, and what belongs to them, with their initial value."""
+    """Copies of the parameters and related state that start again from their initial values."""
 
     def __repr__(self) -> str:
         def line(field: str, names: tuple[str, ...]) -> str:

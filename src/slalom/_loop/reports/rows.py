@@ -26,7 +26,7 @@ class Moved(NamedTuple):
     leaf: Any
     indices: Indices
     movable: bool
-    """Whether its axes are those of the parameter."""
+    """Whether its axes are the axes of the parameter."""
     reduced: bool
     """Whether an axis of size 1 stands for all entries."""
     averages: bool
@@ -68,7 +68,7 @@ class Moved(NamedTuple):
         return True
 
     def onto(self, fresh: Any) -> Array:
-        """Its value, with those of the initial one for new entries."""
+        """Its value, with initial values for new entries."""
         x = self.leaf.decode() if is_encoded(self.leaf) else self.leaf
         fresh = fresh.decode() if is_encoded(fresh) else fresh
         is_new = jnp.zeros((1,) * x.ndim, bool)
@@ -92,7 +92,7 @@ def _shape(x: Any) -> tuple[int, ...]:
 def moved(
     places: list[Slot], leaves: list[Any], params: list[str], rows: Mapping[str, Indices]
 ) -> list[Any]:
-    """The leaves of a state, in which those of these parameters are on their way to other rows."""
+    """The leaves of a state, with the rows of these parameters moved."""
     aged = {slot.node for slot in places if slot.mark == PER_LEAF}
     owned = {(slot.node, slot.param_among(params)) for slot in places}
     concerned = {node for node, param in owned if param in rows}
@@ -113,7 +113,7 @@ def moved(
 
 
 def rows_of(rows: Any, params: Params, before: list[str]) -> dict[str, Indices]:
-    """What `rows` says, by the path of each parameter.
+    """The indices in `rows` by the path of each parameter.
 
     **Arguments:**
 

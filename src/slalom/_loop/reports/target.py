@@ -93,7 +93,7 @@ def _update(
     rule: Callable[..., Any],
     *operands: Any,
 ) -> _Target:
-    """Applies a rule to pairs of arrays. All other leaves are those of `new`."""
+    """Applies a rule to pairs of arrays. All other leaves come from `new`."""
     paths, structure = jax.tree_util.tree_flatten_with_path(new, is_leaf=is_state_index)
     olds, other = jax.tree.flatten(old, is_leaf=is_state_index)
     if structure != other:

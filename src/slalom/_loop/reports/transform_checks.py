@@ -1,4 +1,4 @@
-"""What is checked when a transform is bound to parameters, before anything is computed."""
+"""Checks a transform when it is bound to parameters, before anything is computed."""
 
 import dataclasses
 from collections.abc import Callable, Hashable, Iterator
@@ -222,7 +222,7 @@ def _two_rates(transform: AbstractTransform[Any], params: Params) -> Iterator[st
 
 
 def _late_clips(transform: AbstractTransform[Any], params: Params) -> Iterator[str]:
-    """The warnings of links that clip what a learning rate has scaled already."""
+    """Warnings of links that clip updates after a learning rate scaled them."""
     for links in _chains(transform, params):
         inside = (inner.module for link in links for inner in transforms(link.module))
         if any("residuals" in module.needs for module in inside):
@@ -261,7 +261,7 @@ def _late_decays(transform: AbstractTransform[Any], params: Params) -> Iterator[
 
 
 def _early_constraints(transform: AbstractTransform[Any], params: Params) -> Iterator[str]:
-    """The warnings of links that change what a constraint before them has made of the updates."""
+    """Warnings of links that change updates after a constraint shaped them."""
     for links in _chains(transform, params):
         constrained: dict[str, Part] = {}
         for link in links:
@@ -312,7 +312,7 @@ def _negative_rates(transform: AbstractTransform[Any]) -> Iterator[str]:
 
 
 def warn_of_ascent(transform: AbstractTransform[Any], params: Params) -> None:
-    """Warns of a rule without a learning rate: a step adds what points along the gradients."""
+    """Warns of a rule without a learning rate, whose steps follow the gradients upwards."""
     signs = set(transform.signs(params))
     inner = [part.module for part in transforms(transform) if not inner_transforms(part.module)]
     deliberate = any(

@@ -17,14 +17,14 @@ from ...tree.types import Scalar
 from ..binding.model import Split
 
 WHOLE = ""
-"""The label of what has no axis of examples."""
+"""The label of arguments without an axis of examples."""
 
 
 class AbstractCurvatureLoss(eqx.Module):
     """A loss of outputs of single examples. It knows its curvature as well as its value."""
 
     fixed_data: ClassVar[str | None] = None
-    """Why the value at other parameters is not that of this loss, if it is not."""
+    """The reason why the loss at other parameters has another value, if there is one."""
 
     @abc.abstractmethod
     def on(self, *args: Any, **kwargs: Any) -> Residuals:
@@ -61,7 +61,7 @@ def with_examples(arguments: tuple[Any, ...], axes: tuple[bool, ...]) -> PyTree:
 
 
 def divided(name: str, arguments: tuple[Any, ...], axes: tuple[bool, ...]) -> tuple[Any, Any]:
-    """What of the arguments has an axis of examples, and the rest.
+    """Divides the arguments into leaves with an axis of examples and the rest.
 
     Raises an error that names the block if there is none, or if they are of several sizes.
     """

@@ -19,7 +19,7 @@ Arguments: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
 class Role(enum.Enum):
-    """How a leaf of the arguments takes part in dividing the batch."""
+    """The role of a leaf of the arguments when the batch is divided."""
 
     WHOLE = "passed whole to every part"
     ROWS = "divided along its leading axis"
@@ -208,7 +208,7 @@ def _role(x: Any, holds_batch: bool) -> Role:
 
 
 def is_single_key(x: Any) -> bool:
-    """Whether a leaf is one PRNG key, which every part or step gets its own of."""
+    """Whether a leaf is one PRNG key, which is split into one for every part or step."""
     return is_key(x) and x.ndim == 0
 
 

@@ -44,7 +44,7 @@ from .options import Options
 
 
 class TrainingInputs(NamedTuple):
-    """What a call of a training step passes to its program."""
+    """The inputs of the program of a training step."""
 
     args: tuple[Any, ...]
     """The arguments of the loss after the model."""
@@ -183,7 +183,7 @@ class BatchLoss(NamedTuple):
         return checked_loss(self.returned(model, arguments), options.has_aux, options.has_weight)
 
     def returned(self, model: PyTree, arguments: Arguments) -> Any:
-        """What the loss returns with these arguments."""
+        """The results of the loss with these arguments."""
         if self.options.compute_dtype is not None:
             dtype = self.options.compute_dtype
             model, arguments = in_compute_dtype((model, arguments), dtype)
@@ -203,7 +203,7 @@ class BatchLoss(NamedTuple):
         return jax.grad(scaled_loss, has_aux=True)(self.trained)
 
     def _scaled(self, loss: Scalar) -> Scalar:
-        """What is differentiated."""
+        """The function to differentiate."""
         if self.scale is None:
             return loss
         dtype = accumulation_dtype(loss.dtype)

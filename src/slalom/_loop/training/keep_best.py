@@ -20,7 +20,8 @@ from ..programs.program import Program
 
 
 class _UpdateInputs(NamedTuple):
-    """What an update passes to its program. The model is not in it, so that no program keeps it."""
+    """The inputs of an update's program. The model is not among them, so that no program keeps
+    it."""
 
     best: list[Any]
     best_value: Scalar

@@ -31,7 +31,7 @@ def check_model_state(microbatches: int | str | None, model_state: Any) -> None:
 
 
 class TrainOptions(TypedDict, total=False):
-    """The keywords of `train_step` that do not change what the step returns, as users pass them.
+    """The keywords of `train_step` that do not change its results, as users pass them.
 
     `train_step` describes them, and has their defaults.
     """
@@ -59,13 +59,13 @@ class Options(NamedTuple):
     sampled_loss_fn: Callable[..., Any] | None = None
 
     def returned(self, loss: Any, weight: Any, aux: Any) -> Any:
-        """The third result of the step: the loss, or a tuple of what the loss returned."""
+        """The third result of the step: the loss, or a tuple of the results of the loss."""
         if not self.has_aux and not self.has_weight:
             return loss
         return (loss, *(weight,) * self.has_weight, *(aux,) * self.has_aux)
 
     def check_loss(self, loss: Loss) -> None:
-        """Raises an error for options that do not go with what the transforms ask of the loss."""
+        """Raises an error for options that conflict with the requests of the transforms."""
         examples = loss.askers("single examples")
         if self.batch_args is not None and self.microbatches is None and not examples:
             raise ValueError(
@@ -158,7 +158,7 @@ _REFUSED = {
         },
     ),
 }
-"""What of a loss does not go with which options, and why."""
+"""The requests and the options that conflict, and why."""
 
 DONATE_TRUE = """train_step.donate must be "opt", "all" or False, got True. Write
     sl.train_step(loss_fn, donate="opt")  # the optimizer's state; the model is kept (the default)

@@ -74,7 +74,7 @@ def scanned_steps(
 
 
 class _PerStep:
-    """The arguments of the loss and of the transforms, and what each step sees of them.
+    """The arguments of the loss and of the transforms, and their values in each step.
 
     **Arguments:**
 
@@ -113,7 +113,7 @@ class _PerStep:
                     "x=x, y=y)`."
                 )
         self.rows: list[Array] = []
-        """What differs from step to step, stacked."""
+        """The leaves that differ from step to step, stacked."""
         self._differs = []
         for (group, *_), x in named:
             differs = is_array(x) and (is_single_key(x) or group.key == "args")
@@ -123,7 +123,7 @@ class _PerStep:
                 self.rows.append(jax.random.split(x, self.length) if is_single_key(x) else x)
 
     def arguments(self, rows: list[Array]) -> dict[str, Any]:
-        """What a step sees, given its rows."""
+        """The arguments of a step, given its rows."""
         rest = iter(rows)
         pairs = zip(self._leaves, self._differs, strict=True)
         return self._structure.unflatten([next(rest) if d else x for x, d in pairs])

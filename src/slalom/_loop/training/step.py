@@ -196,7 +196,7 @@ class TrainStep(Generic[P, R]):
         inputs: TrainingInputs,
         chosen: Callable[[Any], tuple[Any, ...]],
     ) -> tuple[tuple[Any, ...], Any]:
-        """What a call returns, and all that the program returned besides model and optimizer."""
+        """The results of a call, and all other results of the program."""
         if self.options.donate is False:
             after, other = program(inputs)
             return (after.model, after.opt, *chosen(other)), other

@@ -125,7 +125,7 @@ class ScaleByIvon(AbstractTransform[ScaleByIvonState]):
     def noise(
         self, state: ScaleByIvonState, params: Params, context: Context | None, key: Any = None
     ) -> Params:
-        """What to add to the parameters for a sample, a tree like them in at least float32.
+        """The noise to add to the parameters for a sample, a tree like them in at least float32.
 
         **Arguments:**
 
@@ -185,7 +185,7 @@ class ScaleByIvon(AbstractTransform[ScaleByIvonState]):
         return dataclasses.replace(state, key=jax.random.key_data(self._key(state)[0]))
 
     def _key(self, state: ScaleByIvonState) -> Array:
-        """The key of the next state, and that of this sample."""
+        """The keys of the next state and of this sample."""
         return jax.random.split(jax.random.wrap_key_data(state.key, impl=self.implementation))
 
 

@@ -70,7 +70,7 @@ class WideMatrix(NamedTuple):
 
 
 def wide_matrices(rule: Any, params: Params) -> tuple[WideMatrix | None, ...]:
-    """How to read each leaf that a rule with a `rank` and a `layout` projects."""
+    """The matrices of each leaf that a rule with a `rank` and a `layout` projects."""
     refuse_unequal(type(rule).__name__, params, layouts(params, rule.layout))
     return tuple(
         None

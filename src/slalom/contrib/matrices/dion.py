@@ -49,7 +49,7 @@ class ScaleByDionState(eqx.Module):
     """The state of `ScaleByDion`."""
 
     mu: PyTree[Inexact[Array, "..."]] = param_like()
-    """M, the sum of gradients without most of what has become an update."""
+    """M, the sum of gradients after most of each update was removed."""
     basis: PyTree[Inexact[Array, "_ _ _"]] = per_param()
     """Qᴴ of each matrix. Each device has all of it: divided along other axes than M, it would make
     XLA exchange M."""

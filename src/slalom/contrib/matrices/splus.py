@@ -37,7 +37,7 @@ class ScaleBySplusState(eqx.Module):
     mu: PyTree[Inexact[Array, "..."]] = param_like()
     """The mean of gradients."""
     statistics: PyTree[Inexact[Array, "_ _ _"]] = per_param(spread=True)
-    """At each leaf a tuple of L and R, without those of sides that are too long."""
+    """A tuple of L and R for each leaf. Sides that are too long have none."""
     basis: PyTree[Inexact[Array, "_ _ _"]] = per_param(spread=True)
     """At each leaf a tuple of Q_L and Q_R."""
 

@@ -1,1 +1,1 @@
-"""From a small model and batch to large ones."""
+"""Transfers hyperparameters from a small model and batch to large ones."""

@@ -155,7 +155,7 @@ def gradient_noise_scale(
 def _estimates(
     small: Array, small_batch: int, large: Array, large_batch: int
 ) -> tuple[Array, Array]:
-    """The squared norm of the true gradient, and the variance of that of one example."""
+    """The squared norm of the true gradient, and the variance of one example's gradient."""
     ratio = small_batch / large_batch
     return (large - ratio * small) / (1 - ratio), (small - large) * (small_batch / (1 - ratio))
 

@@ -27,7 +27,7 @@ from ...wrappers.gradients.graft import Graft
 from .rate_factors import mup, rule_of, trainable
 
 _AFTER = (AddDecayedWeights, ScaleByLearningRate, SetToZero)
-"""What the factors stand in front of, if there is no rule that they stand behind."""
+"""The links that the factors precede if there is no rule to follow."""
 
 _NEUTRAL = (
     *_AFTER,

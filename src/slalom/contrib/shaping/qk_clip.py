@@ -28,7 +28,7 @@ _PARTS = re.compile(r"(?:([1-9]\d*)\((.+)\)|([^()]+))")
 
 
 def _parsed(role: str) -> tuple[int, tuple[tuple[str, int], ...]] | None:
-    """How often the parts are repeated, and the letter and the share of each part."""
+    """The number of repetitions, and the letter and the share of each part."""
     found = _PARTS.fullmatch(role)
     parts = [_PART.fullmatch(p) for p in (found[2] or found[3]).split(":")] if found else [None]
     if found is None or None in parts:
@@ -52,7 +52,7 @@ def _check_roles(name: str, given: Any) -> None:
 
 
 class _Outputs(NamedTuple):
-    """What the outputs of one leaf are."""
+    """The roles of the outputs of one leaf."""
 
     path: str
     layout: Layout
@@ -227,7 +227,7 @@ def _text(own: _Outputs) -> str:
 
 
 def _outputs(told: tuple[Any, Any], leaves: list[Leaf]) -> list[_Outputs | None]:
-    """What the outputs of each leaf are, with its layers numbered."""
+    """The roles of the outputs of each leaf, with its layers numbered."""
     where, layout = told
     # Weights and biases of the same role are numbered separately.
     layers: dict[tuple[str, bool], int] = {}

@@ -1,4 +1,4 @@
-"""How the norm of a matrix may change: floors of updates, a radial brake and a pinned radius."""
+"""Constraints on the norm of a matrix: floors of updates, a radial brake and a pinned radius."""
 
 from typing import ClassVar
 

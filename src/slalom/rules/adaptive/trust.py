@@ -18,7 +18,7 @@ from .adam import ScaleByAdam
 
 
 class ScaleByTrustRatio(AbstractRule[None]):
-    """Makes the norm of each leaf's update proportional to that of its parameter.
+    """Makes the norm of each leaf's update proportional to the norm of its parameter.
 
         u ↦ u·c·‖p‖ / (‖u‖ + ε)   with the norms of one leaf, each at least `min_norm`
 

@@ -1,4 +1,4 @@
-"""What the line searches share: the loss along a line, and where they stopped."""
+"""The loss along a line, and the result of a line search; shared by the line searches."""
 
 import abc
 from collections.abc import Callable
@@ -78,7 +78,7 @@ class Line(NamedTuple):
 
 
 class _Box(NamedTuple):
-    """What bounds say about a line."""
+    """The effect of bounds on a line."""
 
     bounds: tuple[Params, Params]
     limit: Scalar
@@ -97,7 +97,7 @@ def _clipped(params: Params, bounds: tuple[Params, Params]) -> Params:
 
 
 def _boxed(params: Params, updates: Updates, bounds: tuple[Params, Params]) -> tuple[Updates, _Box]:
-    """The updates without those that leave the box at once, and what else the bounds say."""
+    """The updates without entries that leave the box at once, and the effect of the bounds."""
     params = tree.widened(params)
     nearest = _clipped(params, bounds)
     outside, limits, inward = jnp.array(False), [as_canonical(jnp.inf)], []

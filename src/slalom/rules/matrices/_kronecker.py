@@ -1,4 +1,4 @@
-"""What the rules with a factor for each side of a matrix share: sizes, refreshes, products.
+"""Sizes, refreshes and products of rules with a factor for each side of a matrix.
 
 They see a parameter as a batch of matrices, (batch, rows, columns), and keep one factor for the
 rows and one for the columns of each matrix, in at least float32. A side that is too long has none.
@@ -77,7 +77,7 @@ def zeros_of_sides(shape: Sequence[int], max_size: int, dtype: Any) -> tuple[Arr
 
 
 def by_side(shape: Sequence[int], max_size: int, factors: Sequence[Array]) -> list[Array | None]:
-    """The factor of the rows and that of the columns, `None` for a side without one."""
+    """The factors of the rows and of the columns; `None` for a side without one."""
     given = iter(factors)
     return [next(given) if has else None for has in has_factor(shape, max_size)]
 
@@ -137,13 +137,13 @@ def out_of_basis(
 
 
 _ROUNDING = 16.0
-"""How many units of rounding, relative to the largest entry, a change of basis may leave."""
+"""The error of a change of basis, in units of rounding relative to the largest entry."""
 _UNITS = 8.0
-"""How many units of rounding, relative to the largest eigenvalue, the error of a factor has."""
+"""The error of a factor, in units of rounding relative to the largest eigenvalue."""
 
 
 def above_rounding(x: Inexact[Array, "n m"], max_size: int) -> Bool[Array, "n m"]:
-    """Where an entry in the basis is more than the rounding error of the largest one.
+    """Marks entries in the basis above the rounding error of the largest one.
 
     A rule that normalizes its entries would otherwise make full steps of what is exactly zero, as
     outside of the span of collinear inputs. Only the sides that have a basis are summed over.
@@ -158,7 +158,7 @@ def above_rounding(x: Inexact[Array, "n m"], max_size: int) -> Bool[Array, "n m"
 
 
 def determined(nu: Float[Array, "n m"], max_size: int) -> Bool[Array, "n m"]:
-    """Which entries belong to eigenvectors that are not a mixture of rounding errors.
+    """Marks entries of eigenvectors that are not a mixture of rounding errors.
 
     A factor with the largest eigenvalue 1 has an error of about a unit of rounding ε. So no vector
     is known whose eigenvalue is below ε, and those of the null space are tilted by ε/λ towards the
@@ -212,7 +212,7 @@ def _largest_entry(x: Inexact[Array, "n n"]) -> Array:
 
 
 Eigenvectors: TypeAlias = tuple[Inexact[Array, "n n"], Int[Array, " n"]]
-"""Eigenvectors, those of large eigenvalues first, and where each of them was."""
+"""Eigenvectors, sorted by falling eigenvalue, and their earlier positions."""
 
 
 def first_eigenvectors(x: Inexact[Array, "n n"], basis: Inexact[Array, "n n"]) -> Eigenvectors:
@@ -239,7 +239,7 @@ def refreshed_eigenvectors(x: Inexact[Array, "n n"], basis: Inexact[Array, "n n"
 
 
 def iterated_eigenvectors(x: Inexact[Array, "n n"], basis: Inexact[Array, "n n"]) -> Eigenvectors:
-    """As `refreshed_eigenvectors`, and all stay where they are."""
+    """As `refreshed_eigenvectors`, without a change of order."""
     with jax.default_matmul_precision("highest"):
         return jnp.linalg.qr(_product(x, basis))[0], jnp.arange(len(basis))
 

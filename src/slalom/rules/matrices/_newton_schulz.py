@@ -39,7 +39,7 @@ SETS: dict[str, tuple[Triple, ...]] = {
 """The coefficients of each step, by name."""
 
 MARGINS = {"polar_express": 1.02}
-"""By what the largest singular value stays below 1 at first, where it matters to the set."""
+"""The factor by which the largest singular value stays below 1 at first, if the set needs one."""
 
 PRECONDITIONINGS = ("frobenius", "spectral", "aol", "schatten")
 
@@ -101,8 +101,8 @@ def newton_schulz(
 def balanced(
     function: Callable[..., Array], times: int, x: Inexact[Array, "*batch short long"], eps: Scalar
 ) -> Inexact[Array, "*batch short long"]:
-    """The result of an iteration for which the columns of `x` were rescaled so often that those of
-    the result have nearly equal norms; columns of zeros stay zeros.
+    """The result of an iteration. The columns of `x` were rescaled until the columns of the result
+    had nearly equal norms; columns of zeros stay zeros.
 
     **Arguments:**
 

@@ -33,18 +33,19 @@ class Placement(NamedTuple):
 
 
 class Distribution(NamedTuple):
-    """How a stack of matrices is distributed."""
+    """The distribution of a stack of matrices over devices."""
 
     over: tuple[str, ...]
     """The axes of the mesh that take a part of the stack."""
     size: int
-    """The number of matrices with those that pad the stack."""
+    """The number of matrices, including padding."""
     busy: float
     """The share of the devices' time that is spent on different matrices of the stack."""
 
 
 def placement(leaves: Sequence[Any], known: Sequence[NamedSharding | None]) -> Placement | None:
-    """Where the leaves are; `None` without a mesh of several devices, all explicit or automatic.
+    """The placement of the leaves; `None` without a mesh of several devices, all explicit or
+    automatic.
 
     Explicit axes are in the types of the arrays. Automatic axes are not: the binding remembers
     them, and otherwise `jax.set_mesh` names the mesh.
@@ -91,7 +92,8 @@ def _spec(sharding: NamedSharding | None, x: Any) -> tuple[AxisNames, ...]:
 def sides(
     m: Matrix, spec: tuple[AxisNames, ...]
 ) -> tuple[tuple[AxisNames, ...], tuple[AxisNames, AxisNames]]:
-    """The sharding of a leaf that its matrices can keep, and that of their rows and columns.
+    """The sharding that the matrices of a leaf can keep, and the shardings of their rows and
+    columns.
 
     The first axis of the outputs may be sharded, and the first one of the inputs. Stacks and blocks
     may not.
@@ -106,7 +108,7 @@ def sides(
 
 
 def distribution(place: Placement, spec: tuple[AxisNames, AxisNames], count: int) -> Distribution:
-    """How to distribute a stack: over as few devices as finish it as early as all of them."""
+    """Distributes a stack over the fewest devices that finish as early as all of them."""
     taken = [name for entry in spec for name in axis_names(entry)]
     shape = place.mesh.shape
     parts, least = math.prod(shape[name] for name in taken), count

@@ -1,4 +1,4 @@
-"""What the recipes for matrices share: which parameters are meant, and AdamW for the others."""
+"""The choice of matrices and AdamW for the other parameters; shared by the recipes for matrices."""
 
 from ..._core.fields.declare import Hyperparameter
 from ..._core.protocol.transform import AbstractTransform

@@ -34,13 +34,13 @@ _STACK = 2**26
 
 
 class _Kind(NamedTuple):
-    """What matrices must have in common to be stacked."""
+    """The shape, dtype and sharding that stacked matrices have in common."""
 
     short: int
     long: int
     dtype: str
     spec: tuple[AxisNames, AxisNames]
-    """How the sides are sharded."""
+    """The sharding of both sides."""
 
 
 def map_matrices(

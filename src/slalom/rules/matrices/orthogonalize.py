@@ -215,7 +215,7 @@ class Orthogonalize(AbstractStatelessTransform):
 
 
 def _matrices(layout: Layout) -> tuple[Matrix, ...]:
-    """How to read each block."""
+    """The layout of each block as matrices."""
     return tuple(block.matrix for block in layout.blocks if block.matrix is not None)
 
 

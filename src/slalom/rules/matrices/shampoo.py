@@ -151,7 +151,7 @@ class ScaleByShampoo(AbstractRefreshed[ScaleByShampooState]):
 
 
 class _Blocks(NamedTuple):
-    """How a matrix is cut into blocks of equal size. Zeros are appended where none fits."""
+    """Cuts a matrix into blocks of equal size, padded with zeros."""
 
     rows: int
     columns: int

@@ -57,7 +57,7 @@ class AbstractInEigenbasisState(eqx.Module):
     rotated_nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
     """The mean of squares, in the eigenbasis."""
     statistics: PyTree[Inexact[Array, "_ _ _"]] = per_param(spread=True)
-    """At each leaf a tuple of L and R, without those of sides that are too long."""
+    """A tuple of L and R for each leaf. Sides that are too long have none."""
     basis: PyTree[Inexact[Array, "_ _ _"]] = per_param(spread=True)
     """At each leaf a tuple of the eigenvectors of L and R."""
 

@@ -1,4 +1,4 @@
-"""Says which values of a step were the first that are not finite."""
+"""Finds the first values of a step that are not finite."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -29,7 +29,7 @@ class CheckFiniteState(eqx.Module):
     grads: Bool[Array, "*runs leaves"]
     """Whether each gradient was."""
     params: Bool[Array, "*runs leaves"]
-    """Whether each parameter was, before that step."""
+    """Whether each parameter was finite before that step."""
     paths: tuple[str, ...] = eqx.field(static=True)
     """The paths of the parameters."""
 

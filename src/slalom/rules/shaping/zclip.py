@@ -25,7 +25,7 @@ class ZClipState(eqx.Module):
     std: Scalar = until_reset()
     """Their standard deviation."""
     z: Scalar = until_reset()
-    """How many standard deviations above the mean the last norm was."""
+    """The distance of the last norm from the mean, in standard deviations."""
 
 
 class ZClip(AbstractRule[ZClipState]):

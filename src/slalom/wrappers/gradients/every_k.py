@@ -49,8 +49,8 @@ WINDOW = {
     # They do not depend on the mini-batch.
     **dict.fromkeys(("bounds", "constrain", "gathered", "shardings", "stored_clock"), "last"),
 }
-"""What the inner transform sees of each entry of the context: the number of windows, the mean, sum
-or maximum over the window, or the entry of the last mini-batch."""
+"""The value of each entry of the context for the inner transform: the number of windows, the mean,
+sum or maximum over the window, or the entry of the last mini-batch."""
 
 _REFUSED = {
     "residuals": (
@@ -84,7 +84,7 @@ class EveryKState(eqx.Module):
     skip: dict[str, Array] | None
     """The report of the skip condition on the last mini-batch."""
     merged: dict[str, Array]
-    """What else the inner transform needs of the window, such as its largest attention logits."""
+    """Other values of the window for the inner transform, such as its largest attention logits."""
     mini_step: Int[Array, ""] = until_reset()
     """The number of mini-steps done in the present window."""
     weight: Float[Array, "*leaves"] = per_leaf()
@@ -180,7 +180,8 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
         }
 
     def _merges(self) -> dict[str, Merge]:
-        """How to merge what the inner transform needs of the window, by entry of the context."""
+        """Functions that merge the inner transform's other inputs over the window, by entry of the
+        context."""
         inside = transforms(self.inner)
         return {name: merge for part in inside for name, merge in part.module.merges.items()}
 
@@ -353,7 +354,7 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
 
 
 def _weights(state: EveryKState, context: Context) -> tuple[Array, Array]:
-    """The weight of this mini-batch, and that of the window with it."""
+    """The weights of this mini-batch, and of the window with it."""
     weight = jnp.ones((), canonical_float())
     if context.weight is not None:
         weight = jnp.asarray(context.weight, canonical_float())

@@ -30,7 +30,7 @@ class SkipSpikesState(eqx.Module):
     last_skipped: Bool[Array, "*runs"]
     """Whether the last step was skipped."""
     z: Scalar
-    """How many standard deviations above the mean the last value was."""
+    """The distance of the last value from the mean, in standard deviations."""
     count: Int[Array, "*runs"]
     """The number of steps of the inner transform: its clock."""
     inner: Any
@@ -38,7 +38,7 @@ class SkipSpikesState(eqx.Module):
     recent: Float[Array, "*runs watched window"] = until_reset()
     """The last values of the loss and of the gradient norm in steps that were not skipped."""
     seen: Int[Array, "*runs"] = until_reset()
-    """How many values the window has taken in since it was restarted."""
+    """The number of values in the window since its last restart."""
     spikes_in_a_row: Int[Array, "*runs"] = until_reset()
     """The number of consecutive spikes that were skipped, up to the last step."""
 
@@ -141,7 +141,7 @@ class SkipSpikes(AbstractPacedWrapper[SkipSpikesState]):
     def _deviations(
         self, values: Float[Array, " watched"], state: SkipSpikesState
     ) -> Float[Array, " watched"]:
-        """How many standard deviations above the mean each value is."""
+        """The distance of each value from the mean, in standard deviations."""
         is_held = jnp.arange(self.window, dtype=state.seen.dtype) < state.seen
         n = jnp.maximum(jnp.minimum(state.seen, self.window), 1).astype(values.dtype)
         # In units of the largest, whose squares do not overflow.

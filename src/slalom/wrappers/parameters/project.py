@@ -210,7 +210,7 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
         return self.inner_part(here._replace(context=seen)), updates, projected
 
     def stationary(self, here: Part, grads: Updates) -> Updates:
-        """The gradient without what leads out of the set, which is 0 where the loss is minimal.
+        """The gradient without components that leave the set. It is 0 at a minimum.
 
         **Arguments:**
 
@@ -283,7 +283,7 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
         )
 
     def _keep(self, params: Params) -> tuple[bool, ...]:
-        """Which leaves are selected."""
+        """Marks the selected leaves."""
         if self.where is None:
             return (True,) * len(jax.tree.leaves(params))
         return mask(self.where, params)
@@ -335,7 +335,7 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
 
 
 def _held(updates: Updates, heading: Updates, along: Updates) -> Updates:
-    """The updates without what leads inwards from a boundary that the gradient presses against.
+    """The updates without components that leave a boundary against which the gradient presses.
 
     Rules that divide by a mean of squares would otherwise leave the boundary every few steps, see
     another gradient there, and end elsewhere.

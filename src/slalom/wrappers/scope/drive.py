@@ -24,7 +24,7 @@ class DriveState(eqx.Module):
     """The state of `Drive`."""
 
     schedules: dict[str, Any]
-    """The state of each schedule, by the name of what it drives."""
+    """The state of each schedule, by the name of the hyperparameter that it drives."""
     inner: Any
     """The inner transform's state."""
 
@@ -114,8 +114,8 @@ class Drive(AbstractWrapper[DriveState]):
         return (self.inner_part(here)._replace(module=self._with(values)), *schedules)
 
     def _advanced(self, state: DriveState, context: Context) -> dict[str, Any]:
-        """The states of the schedules for a step with this context. A schedule that needs what the
-        context does not have keeps its state."""
+        """The states of the schedules after a step with this context. A schedule whose needs the
+        context lacks keeps its state."""
 
         def advance(schedule: AbstractStatefulSchedule, own: Any) -> Any:
             return schedule.update(own, context) if all(map(context.has, schedule.needs)) else own

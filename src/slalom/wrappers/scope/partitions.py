@@ -132,7 +132,7 @@ class Partition(AbstractComposite[PartitionState]):
         return structure.unflatten(whole), PartitionState(tuple(states), here.state.is_empty)
 
     def _masks(self, params: Params) -> tuple[tuple[bool, ...], ...]:
-        """Which leaves belong to each group."""
+        """A mask for each group."""
         given = labels(self.labeling, params)
         for path, label in zip(leaf_paths(params), given, strict=True):
             if label is None:

@@ -38,20 +38,20 @@ class Policy(abc.ABC):
     shape: tuple[int, ...]
 
     field: ClassVar[str | None] = None
-    """The field of the state with what is kept for each parameter."""
+    """The field of the state that holds the extra data of each parameter."""
     random: ClassVar[bool] = False
     """Whether rounding is random."""
     splits: ClassVar[bool] = False
-    """Whether what is kept is only what rounding takes away."""
+    """Whether the extra data are only the rounding error."""
 
     @staticmethod
     def init(params: Params) -> PyTree | None:
-        """What is kept for these parameters, at first."""
+        """The initial extra data of these parameters."""
         del params
 
     @abc.abstractmethod
     def split(self, x: Array, bits: Any) -> dict[str, Array]:
-        """The parameter as `"param"`, and what is kept as `"kept"`, from its value in float32."""
+        """Splits a value in float32 into the parameter `"param"` and its extra data `"kept"`."""
 
     def encode(self, x: Array, spec: Any, bits: Any = None) -> dict[str, Array]:
         del spec
@@ -67,7 +67,7 @@ class Policy(abc.ABC):
 
 
 class _Master(Policy):
-    """A copy in float32."""
+    """Keeps a copy in float32."""
 
     field = "master"
 
@@ -85,7 +85,7 @@ class _Master(Policy):
 
 
 class _AbstractRemainder(Policy):
-    """What rounding took away, which `taken` finds and `given_back` adds."""
+    """Keeps the rounding error: `taken` computes it, and `given_back` adds it."""
 
     splits = True
     rounded: ClassVar[Callable[..., Array]] = staticmethod(rounding.nearest)
@@ -102,7 +102,7 @@ class _AbstractRemainder(Policy):
 
 
 class _Kahan(_AbstractRemainder):
-    """In the parameter's dtype."""
+    """Keeps the rounding error in the parameter's dtype."""
 
     field = "compensation"
     taken = staticmethod(rounding.remainder)
@@ -114,7 +114,7 @@ class _Kahan(_AbstractRemainder):
 
 
 class _Ecc(_AbstractRemainder):
-    """As eight more bits."""
+    """Keeps eight more bits of each parameter."""
 
     field = "correction"
     rounded = staticmethod(rounding.nearest_for_more_bits)
@@ -127,7 +127,7 @@ class _Ecc(_AbstractRemainder):
 
 
 class _Stochastic(Policy):
-    """Nothing: rounding is right on average."""
+    """Keeps nothing: rounding is right on average."""
 
     random = True
 
@@ -285,7 +285,7 @@ def _encode_in_place(old: Encoded, x: Array, before: Array | None) -> Encoded:
 
 
 def split(result: PyTree) -> tuple[PyTree, list[Array]]:
-    """A result without what is kept, and this for each parameter that has any."""
+    """Separates the written parameters from their extra data, where there are any."""
     coded = [x for x in jax.tree.leaves(result, is_leaf=is_encoded) if is_encoded(x)]
 
     def strip(x: Any) -> Any:

@@ -119,7 +119,7 @@ class Write(AbstractWrapper[WriteState], AbstractParameterWriter[WriteState]):
 
     @property
     def needs(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]  # depends on a field
-        """What the step must know: its number, if rounding is random."""
+        """The inputs that the step must have: its number, if rounding is random."""
         policy = POLICIES[self.policy]
         return ("step",) if policy is not None and policy.random else ()
 
@@ -196,7 +196,7 @@ def _are_half(params: Params) -> tuple[bool, ...]:
 
 
 def _with_kept(state: WriteState, kept: list[Array]) -> WriteState:
-    """The state with what is kept now."""
+    """The state with the current extra data."""
     fields = ("master", "compensation", "correction")
     structure = jax.tree.structure([getattr(state, name) for name in fields])
     trees = structure.unflatten(kept)
@@ -204,7 +204,7 @@ def _with_kept(state: WriteState, kept: list[Array]) -> WriteState:
 
 
 def _with_rounded_loss(context: Context, params: Params | None) -> Context:
-    """The context with a loss of full parameters: that of the model, which holds them rounded."""
+    """The context with a loss of full parameters, evaluated at the rounded ones of the model."""
 
     def of_full(function: Any) -> Any:
         if function is None:

@@ -15,11 +15,11 @@ from ...tree.types import Params
 from ...where.layout import Matrix, layouts
 
 
-class _ProjectedFields:
+class _AbstractProjectedFields:
     eps: Number
 
 
-class AbstractProjectedAdam(AbstractMoments[State], _ProjectedFields):
+class AbstractProjectedAdam(AbstractMoments[State], _AbstractProjectedFields):
     """Adam for gradients that are projected onto fewer rows."""
 
     @abc.abstractmethod

@@ -22,7 +22,7 @@ from ...tree.types import Params, Scalar
 from ...where.resolve import Where, WhereLike
 
 
-class _MomoFields:
+class _AbstractMomoFields:
     # Abstract variables would come first in the signature of a rule.
     learning_rate: Number
     lower_bound: Number
@@ -30,7 +30,7 @@ class _MomoFields:
     adapt_lower_bound: bool
 
 
-class _AbstractMomo(AbstractRule[State], _MomoFields):
+class _AbstractMomo(AbstractRule[State], _AbstractMomoFields):
     """A rule whose step size follows from the loss: the last link of a chain."""
 
     over: ClassVar[str] = "sums"

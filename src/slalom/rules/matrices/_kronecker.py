@@ -37,12 +37,12 @@ def frequency_field(default: int) -> Any:
     return count_or_schedule("step", default, listed=False)
 
 
-class _RefreshedFields:
+class _AbstractRefreshedFields:
     # An abstract variable would come first in the signature of a rule.
     precondition_frequency: Frequency
 
 
-class AbstractRefreshed(AbstractRule[State], _RefreshedFields):
+class AbstractRefreshed(AbstractRule[State], _AbstractRefreshedFields):
     """A rule with a `precondition_frequency`."""
 
     @abc.abstractmethod

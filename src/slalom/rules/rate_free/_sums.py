@@ -13,7 +13,7 @@ from ..._core.protocol.transform import State
 from ...tree.types import Scalar
 
 
-class _EstimatingFields:
+class _AbstractEstimatingFields:
     # Abstract variables would come first in the signature of a rule.
     learning_rate: Number
     b1: Number
@@ -21,7 +21,7 @@ class _EstimatingFields:
     bias_correction: bool
 
 
-class AbstractEstimatingAdam(AbstractRule[State], _EstimatingFields):
+class AbstractEstimatingAdam(AbstractRule[State], _AbstractEstimatingFields):
     """Adam with an estimate d of the learning rate, the `estim_lr` of its state: the last link of
     a chain."""
 

@@ -120,8 +120,8 @@ def markdown(results: Sequence[Result], scores: str, curves: str) -> str:
         "smallest or largest one that was tried. So the scores of all of them are a little too "
         "good, to the same extent.\n",
         "### Wins against AdamW\n",
-        "A win is a lower score at the end than that of AdamW with the same seed. The interval is "
-        "Wilson's, at 95%, as if all runs were independent. Those of one task resemble each other, "
+        "A win is a lower final score than AdamW's with the same seed. The interval is "
+        "Wilson's, at 95%, as if all runs were independent. Runs of one task resemble each other, "
         "so it is probably too narrow. The columns of the tasks have the median score divided by "
         "AdamW's, in bold if every seed is a win.\n",
         wins(results),
@@ -136,8 +136,8 @@ def markdown(results: Sequence[Result], scores: str, curves: str) -> str:
         sections += [
             f"### {result.task.title}\n",
             f"{result.task.steps} steps, {result.parameters} parameters, {_seeds(result.seeds)}. "
-            f"The score is the {result.task.score}. The last two columns say when it is as low as "
-            "that of AdamW at the end.\n",
+            f"The score is the {result.task.score}. The last two columns say when it "
+            "reaches AdamW's final score.\n",
             table(result),
             f"{verdict(result)}\n",
         ]

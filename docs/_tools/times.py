@@ -9,11 +9,11 @@ PAGE = Path(__file__).parents[1] / "performance.md"
 PICTURE = re.compile(r'<p><img[^>]*src="[^"]*performance\.png"[^>]*></p>')
 LIBRARIES = ("Optax", "PyTorch, fused", "PyTorch, foreach")
 AT_HOME = ("AdamW", "clip, AdamW", "AdamW every 4", "Lion")
-TITLE = "Time of a step{}, divided by that of Slalom, for GPT-2 small on a CPU"
+TITLE = "Time of a step{}, relative to Slalom, for GPT-2 small on a CPU"
 
 
 def ratios():
-    """(rule, time of each library divided by that of Slalom), for GPT-2 small."""
+    """(rule, time of each library divided by Slalom's), for GPT-2 small."""
     _, _, section = PAGE.read_text().partition("### GPT-2 small: ")
     table = section.partition("\n\n")[2].partition("\n\n")[0].splitlines()[2:]
     for line in table:

@@ -32,9 +32,9 @@ def load(
 ) -> Loaded:
     """Loads a model, an optimizer and anything else from a file.
 
-    Pass what a new run of the program starts with: it gives the structures, dtypes and shardings,
-    and everything that is not saved, such as functions. Every name, shape, dtype and checksum is
-    checked, and nothing in the file is ever executed.
+    Pass the initial values of a new run of the program: they give the structures, dtypes and
+    shardings, and everything that is not saved, such as functions. Every name, shape, dtype and
+    checksum is checked, and nothing in the file is ever executed.
 
     ```python
     >>> import tempfile
@@ -59,11 +59,11 @@ def load(
         may be abstract, `jax.ShapeDtypeStruct`s with or without a sharding.
     - `strict`: whether a difference between the file and these trees is an error. With
         `strict=False`, whatever does not fit keeps the program's value.
-    - `hyperparams`: `"program"` keeps the hyperparameters of `opt`, with a warning if those of the
-        file differ. `"file"` takes those of the file, to continue exactly where it was saved.
+    - `hyperparams`: `"program"` keeps the hyperparameters of `opt`, with a warning if the file has
+        others. `"file"` takes the ones from the file, to continue exactly where it was saved.
 
-    **Returns:** a dict with the same keys and structures. Its attribute `report` lists by path what
-    was loaded, and what is missing, unexpected, reshaped or of another dtype.
+    **Returns:** a dict with the same keys and structures. Its attribute `report` lists by path
+    which arrays were loaded, missing, unexpected, reshaped or of another dtype.
 
     **Raises:** `sl.checkpoint.MismatchError`, with all differences, unless `strict=False`;
     `sl.checkpoint.DamagedError` for a file that is truncated, changed or of another kind;

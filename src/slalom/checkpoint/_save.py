@@ -68,8 +68,8 @@ def save(
 
     **Returns:** a `Saving`, whose `.wait()` waits for a file that is written in the background.
 
-    **Raises:** `OSError` if the file cannot be written; `ValueError` or `TypeError` for what cannot
-    be saved, such as bytes or a set, with what to save instead. The old file is intact.
+    **Raises:** `OSError` if the file cannot be written; `ValueError` or `TypeError` for values that
+    cannot be saved, such as bytes or a set, with a way to save them. The old file is intact.
     """
     return start(Path(path), given(model, opt, more), background, lambda: None)
 
@@ -89,7 +89,7 @@ def to_dict(*, model: PyTree = None, opt: PyTree = None, **more: PyTree) -> dict
 
     - `model`, `opt`, `more`: trees as for `save`. Arrays may be abstract.
 
-    **Returns:** a flat dict. The arrays are those of the trees, with their shardings.
+    **Returns:** a flat dict of the arrays of the trees, with their shardings.
     """
     trees = given(model, opt, more)
     return {name: leaf for root, x in trees.items() for name, leaf in saved_leaves(root, x).items()}

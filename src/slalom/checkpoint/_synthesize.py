@@ -47,7 +47,8 @@ def synthesize(
 
     Train with two averages of different widths, and save the optimizer now and then. Other widths
     are mixed from all averages in all files, with weights wᵢ such that the weight of each step of
-    the run is closest, in the mean square, to that of the average asked for. The weights sum to 1.
+    the run is closest, in the mean square, to the profile of the requested average. The weights sum
+    to 1.
 
     ```python
     >>> import tempfile
@@ -67,7 +68,7 @@ def synthesize(
 
     **Arguments:**
 
-    - `directory`: the directory with the checkpoints, such as that of an `sl.checkpoint.Rolling`.
+    - `directory`: the directory with the checkpoints, as in `sl.checkpoint.Rolling`.
     - `model`: the model, which gives structure, dtypes and shardings, and all leaves that are not
         averaged.
     - `sigma_rel`: the width σ_rel of the average, in (0, 0.288].

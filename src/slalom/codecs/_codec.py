@@ -54,7 +54,7 @@ class AbstractCodec(AbstractPrinted):
 
         **Arguments:**
 
-        - `arrays`: what `encode` returned.
+        - `arrays`: the result of `encode`.
         - `spec`: as for `encode`.
         """
 

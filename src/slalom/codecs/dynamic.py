@@ -32,8 +32,8 @@ class dynamic8(AbstractCodec):
 
     and s·10⁻⁶, with 0: each higher decade has more of them. A field that must stay ≥ 0 has twice as
     many codes in each decade, down to s·10⁻⁷. It is rounded stochastically, so that the mean of
-    many roundings is right, and what is positive never becomes 0. The errors are at most 0.7 % of
-    s, and less in each lower decade.
+    many roundings is right, and positive values never become 0. The errors are at most 0.7 % of s,
+    and less in each lower decade.
 
     Differs from the paper, whose codes are the midpoints of the intervals, with s but without −s: a
     mean whose largest entries are negative shrinks there by 0.7 % in each step.

@@ -37,7 +37,7 @@ class int8(AbstractCodec):
 
     which resolves small numbers more finely than large ones. A field that must stay ≥ 0 is stored
     as round(255·√x / s), with s the largest root, rounded stochastically, so that the mean of x is
-    right; what is positive never becomes 0, but at least s²/65025. The errors are at most 0.8 % of
+    right; positive values never become 0, but at least s²/65025. The errors are at most 0.8 % of
     the largest number of the group, and 0.4 % of the largest root.
 
     Differs from the paper: the scale is a bfloat16, because a float16 holds no scale below 6·10⁻⁸,

@@ -104,7 +104,7 @@ class PCGradState(eqx.Module):
 
 
 class PCGrad(AbstractCombination):
-    """Removes from each gradient what conflicts with the others, and sums.
+    """Removes the conflict with the others from each gradient, and sums.
 
         for each i, for all j ≠ i in random order:
             if ⟨gᵢ', gⱼ⟩ < 0:   gᵢ' ← gᵢ' − (⟨gᵢ', gⱼ⟩ / ‖gⱼ‖²)·gⱼ,   from gᵢ' = gᵢ

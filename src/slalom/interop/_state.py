@@ -137,7 +137,7 @@ def for_any_params(state: Any) -> Any:
 def hyperparams(state: PyTree) -> Readings:
     """The value that the next update uses for each hyperparameter, by path.
 
-    The paths are those of `opt.hyperparams`, and any unambiguous suffix works as a key.
+    The paths are the same as in `opt.hyperparams`, and any unambiguous suffix works as a key.
 
     **Arguments:**
 

@@ -33,7 +33,7 @@ def to_optax(
 ) -> GradientTransformationExtraArgs:
     """Makes a transform usable wherever Optax's are.
 
-    Its `update` returns what `opt.update` returns, and costs the same under your own `jit`. Flax,
+    Its `update` returns the same as `opt.update`, at the same cost under your own `jit`. Flax,
     Optimistix, NumPyro and Optax's own wrappers accept it.
 
     ```python
@@ -56,8 +56,8 @@ def to_optax(
     declares in `needs` are passed on by name. Others are dropped, as in Optax.
 
     With `.average`, `.lookahead` and `.project`, the updates are the new parameters minus the old
-    ones. Apply them as they are: a transform after them would change what was averaged or
-    projected. The error of `.if_finite(on_limit="raise")` is only raised outside `jit`.
+    ones. Apply them as they are: a transform after them would change parameters that were averaged
+    or projected. The error of `.if_finite(on_limit="raise")` is only raised outside `jit`.
 
     **Arguments:**
 
@@ -68,10 +68,10 @@ def to_optax(
     a whole model. Its `update` needs `params` only if a link of `tx` does. If they are passed, the
     updates have their dtypes.
 
-    **Raises:** `TypeError` for anything but a transform, and `ValueError` for
-    `sl.contrib.ivon`. `init` and `update` raise what `sl.Optimizer` and `opt.update` raise. But a
-    transform that passes some gradients on, such as `sl.adam(1e-3).mask(where)`, only gives a
-    warning: another one may follow it in an `optax.chain`.
+    **Raises:** `TypeError` for anything but a transform, and `ValueError` for `sl.contrib.ivon`.
+    `init` and `update` raise the errors of `sl.Optimizer` and `opt.update`. But a transform that
+    passes some gradients on, such as `sl.adam(1e-3).mask(where)`, only gives a warning: another one
+    may follow it in an `optax.chain`.
     """
     optax = import_optax("to_optax")
     if isinstance(tx, Optimizer):

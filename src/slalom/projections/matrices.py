@@ -20,7 +20,7 @@ class stiefel(AbstractProjection):
         P = UVᴴ   for the singular value decomposition x = UΣVᴴ
 
     which is the polar factor. A matrix with more columns than rows gets orthonormal rows. Leading
-    axes are those of a stack of matrices. Each matrix is projected separately.
+    axes stack matrices. Each matrix is projected separately.
 
     These matrices are the Stiefel manifold. `tx.project` passes on gradients along it only, and
     the projection is a retraction after each step.
@@ -77,7 +77,7 @@ class psd(AbstractProjection):
 
         P = V·max(Λ, 0)·Vᴴ   for the eigenvalues Λ of (x + xᴴ) / 2
 
-    Leading axes are those of a stack of matrices. Each matrix is projected separately.
+    Leading axes stack matrices. Each matrix is projected separately.
 
     ```python
     >>> sl.projections.psd()({"w": jnp.array([[4.0, 0.0], [0.0, -1.0]])})

@@ -70,7 +70,7 @@ def zeros_like(params: Params, dtype: Callable[[np.dtype], Any] = np.dtype) -> P
     **Arguments:**
 
     - `params`: the parameters.
-    - `dtype`: a function from a parameter's dtype to that of its zeros. Defaults to the same
+    - `dtype`: a function from a parameter's dtype to the dtype of its zeros. Defaults to the same
         dtype.
 
     **Returns:** a tree like the parameters, in which no two leaves share a buffer.
@@ -96,7 +96,7 @@ def copy(params: Params, dtype: Callable[[np.dtype], Any] = np.dtype) -> PyTree:
     **Arguments:**
 
     - `params`: the parameters.
-    - `dtype`: a function from a parameter's dtype to that of its copy. Defaults to the same dtype.
+    - `dtype`: a function from a parameter's dtype to its copy's. Defaults to the same dtype.
 
     **Returns:** a tree like the parameters, which shares no buffer with them.
     """

@@ -65,8 +65,8 @@ def newest_weight(decay: Scalar, age: Int[Array, "*leaves"]) -> Real[Array, "*le
 def moved(mean: Array, new: Array, weight: Scalar) -> Array:
     """mean + weight·(new − mean), and exactly `new` where the weight is 1.
 
-    Unlike (1 − weight)·mean + weight·new it does not drift: the two factors are rounded
-    separately, and over many steps what their sum lacks from 1 adds up.
+    Unlike (1 − weight)·mean + weight·new it does not drift: the two factors are rounded separately,
+    and over many steps the difference of their sum from 1 adds up.
     """
     change = new - mean
     # Both sums have the same derivatives; `new` alone would have none with respect to the weight.

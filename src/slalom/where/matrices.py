@@ -54,8 +54,7 @@ def matrix(layout: LayoutLike = None) -> Where:
 
     ```
 
-    The keys are globs over the paths inside the module. What an outer module states overrides what
-    an inner one states.
+    The keys are globs over the paths inside the module. An outer module overrides an inner one.
 
     **Arguments:**
 

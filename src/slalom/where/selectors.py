@@ -242,7 +242,7 @@ def type(cls: builtins.type, *, owner: bool = False) -> Where:
     **Arguments:**
 
     - `cls`: such as `eqx.nn.LayerNorm`.
-    - `owner`: whether to select only an instance's own arrays, not those of modules inside it.
+    - `owner`: whether to select only an instance's own arrays, without modules inside it.
 
     **Returns:** a selector.
     """

@@ -50,9 +50,9 @@ class Encoded:
 
     **Arguments:**
 
-    - `arrays`: what the codec made of it, by name.
+    - `arrays`: the codes of the codec, by name.
     - `codec`: the codec.
-    - `shape`, `dtype`: those of the array.
+    - `shape`, `dtype`: the shape and dtype of the array.
     - `nonnegative`: whether it must stay ≥ 0.
     """
 

@@ -107,7 +107,7 @@ class AbstractGradientMethods(AbstractDeclared):
         **Arguments:**
 
         - `combination`: how the terms are weighted, such as `sl.combine.UPGrad()`.
-        - `terms`: the names of the terms, two or more. Their order is that of the weights.
+        - `terms`: the names of the terms, two or more. They have the order of the weights.
 
         **Returns:** a transform.
         """

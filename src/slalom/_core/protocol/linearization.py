@@ -143,7 +143,7 @@ class Linearization:
     def bend(self, v: Float[Array, " params"]) -> Float[Array, " rows"]:
         """The second derivative of ρ along v.
 
-        For a loss of outputs, what multiplies their derivatives in J is held fixed. Without a
+        For a loss of outputs, the factors of their derivatives in J are held fixed. Without a
         forward mode it is a difference, which is 0 where it would be rounding.
         """
         tangent = from_vector(v, self.params)

@@ -16,7 +16,7 @@ class AbstractParameterWriter(AbstractTransform[State]):
     """A transform that writes parameters itself, and keeps other parameters to evaluate.
 
     A subclass writes `init`, `update`, `step` and `eval_params`. It must be the last link of a
-    chain: a later link could not change what it has written.
+    chain: a later link could not change the written parameters.
     """
 
     @abc.abstractmethod

@@ -68,7 +68,7 @@ class Part(NamedTuple):
         - `write`: the `Writer` for its updates.
         - `updates`: the incoming updates.
 
-        **Returns:** what `write` makes of the transform's updates, and its new state.
+        **Returns:** the result of `write` for the transform's updates, and its new state.
         """
         module = self.module
         self.refuse_parts(updates)

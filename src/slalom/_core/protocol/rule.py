@@ -209,10 +209,10 @@ class AbstractRule(AbstractTransform[State]):
 
         **Arguments:**
 
-        - `sums`: `sums["name"]` is the sum of what `measure` or `reduce` has returned under this
-            name at each leaf, or the norm of all leaves together; 0 without leaves.
-            `sums.each("name")` is a vector with what each leaf has returned. Ask for several norms
-            in one call, `sums.each("u", "p")`: each call makes a conditional.
+        - `sums`: `sums["name"]` is the sum over all leaves of the entry `"name"` that `measure` or
+            `reduce` has returned, or the norm of all leaves together; 0 without leaves.
+            `sums.each("name")` is a vector with the entry of each leaf. Ask for several norms in
+            one call, `sums.each("u", "p")`: each call makes a conditional.
         - `state`: as for `begin`.
         """
         del sums, state

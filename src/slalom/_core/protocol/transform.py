@@ -122,7 +122,7 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
             direction of steepest ascent.
         - `state`: what `init` or the last `update` returned.
         - `params`: the parameters, for transforms that need them.
-        - `context`: what else this step knows, especially its position on the clock.
+        - `context`: the other inputs of this step, especially its position on the clock.
 
         **Returns:** the new updates, in the accumulation dtype (float32 for half-precision
         leaves), and the new state, with the structure, shapes and dtypes of the old one.
@@ -171,8 +171,8 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
             optimizer is created.
         - `loss`: the loss as those before it ask for it.
 
-        **Returns:** a loss that also has what this transform asks: by default what it `needs`, and
-        the gradients of single examples if it is `per_example`.
+        **Returns:** a loss that also provides what this transform asks for: by default its
+        `needs`, and the gradients of single examples if it is `per_example`.
         """
         for name in self.needs:
             loss = loss.request(name, here)
@@ -222,8 +222,8 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
         **Arguments:**
 
         - `here`: this transform with its state, the context and the parameters.
-        - `write`: what to do with the updates: return them, or add them to the parameters. A
-            policy of `.write` also knows the parameters in full precision, `write.full(params)`.
+        - `write`: returns the updates, or adds them to the parameters. A policy of `.write` also
+            knows the parameters in full precision, `write.full(params)`.
         - `updates`: as for `update`.
 
         **Returns:** the result of `write`, and the new state.
@@ -240,7 +240,7 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
         **Arguments:**
 
         - `here`: this transform with its state, the context and the parameters.
-        - `leaves`: the positions of its leaves among those of the updates.
+        - `leaves`: the positions of its leaves among all updates.
         """
         del here, leaves
         return None

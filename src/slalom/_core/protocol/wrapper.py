@@ -161,7 +161,7 @@ def run_if(
     - `condition`: a bool scalar, or `True`, which needs no conditional.
     - `run`: `run(*operands)` returns the result and the inner transform's new state.
     - `write`, `params`: as `AbstractTransform.run` gets them.
-    - `operands`: what `run` takes; the last one is the inner transform's state.
+    - `operands`: the arguments of `run`; the last one is the inner transform's state.
     - `skips`: the inner transform, if a step in which it does not run is skipped for good. Then
         `AbstractTransform.skipped` draws new samples inside it. Leave it out to keep the samples,
         as in an unfinished window of `.every_k`.

@@ -55,12 +55,13 @@ def per_param(*, spread: bool = False, stored: str | None = None) -> Any:
     **Arguments:**
 
     - `spread`: whether these arrays are divided among the devices that share their parameter. This
-        is for large arrays whose axes are not those of the parameter, such as the factors of
-        Shampoo: what divides an axis of the parameter divides their next axis that it can. It acts
+        is for large arrays with axes of their own, such as the factors of Shampoo: the mesh axis
+        that divides an axis of the parameter divides the next axis of theirs that it can. It acts
         on automatic axes of a mesh.
-    - `stored`: what `opt.rebind` may assume. `"reduced"` arrays have the axes of their parameter,
-        of size 1 where they are means or sums along it, so they move with its rows. A `"copy"` is
-        computed from the parameters, such as their norm, and `opt.rebind(model)` computes it again.
+    - `stored`: the assumptions that `opt.rebind` may make. `"reduced"` arrays have the axes of
+        their parameter, of size 1 where they are means or sums along it, so they move with its
+        rows. A `"copy"` is computed from the parameters, such as their norm, and
+        `opt.rebind(model)` computes it again.
 
     **Returns:** a field, for the body of a state class.
     """

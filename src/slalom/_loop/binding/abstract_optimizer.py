@@ -169,9 +169,9 @@ class AbstractOptimizer(AbstractPrinted):
         **Arguments:**
 
         - `model`: the bound model, as the last step returned it.
-        - `key`: a PRNG key. Defaults to that of the next step, whose gradient must be taken at the
-            model that this returns. `sl.train_step` does so itself; in a loop of your own, write
-            `grads = eqx.filter_grad(loss_fn)(opt.sample_params(model), x, y)`.
+        - `key`: a PRNG key. Defaults to the key of the next step, whose gradient must be taken at
+            the model that this returns. `sl.train_step` does so itself; in a loop of your own,
+            write `grads = eqx.filter_grad(loss_fn)(opt.sample_params(model), x, y)`.
 
         **Returns:** the model, every leaf in its own dtype.
 

@@ -85,10 +85,10 @@ class Optimizer(AbstractOptimizer):
             models. The optimizer does not keep it. A tree of `jax.ShapeDtypeStruct`s makes an
             optimizer of those, to plan memory and sharding with.
         - `trainable`: which floating and complex arrays to train: a selector, a function or a tree
-            of bools. Defaults to all except those of optimizers inside the model and those that it
-            marks as frozen, with `paramax.NonTrainable` or `__frozen__ = ("path", ...)` in a
-            class. The others have no state and no weight decay, do not contribute to norms, and
-            never change.
+            of bools. Defaults to all, except in optimizers inside the model and in parts that it
+            marks as frozen, with `paramax.NonTrainable` or `__frozen__ = ("path", ...)` in a class.
+            The others have no state and no weight decay, do not contribute to norms, and never
+            change.
         - `hyperparam_dtype`: the dtype of all hyperparameters. Defaults to the dtypes above.
         """
         if not isinstance(transform, AbstractTransform):
@@ -321,14 +321,14 @@ class Optimizer(AbstractOptimizer):
             hyperparameters. A transform that was wrapped, moved or chained with others keeps its
             state. A different rule in its place keeps the momentum `mu` if it needs no bias
             correction, as in `lion`.
-        - `trainable`: as in `Optimizer`. Defaults to that of this optimizer.
+        - `trainable`: as in `Optimizer`. Defaults to this optimizer's.
         - `rows`: where the rows of parameters come from, as a mapping from selectors to indices:
             `{sl.where.path("embedding.weight"): index}`. `index[i]` is the old row that is row `i`
             now, and −1 makes a new one. A mapping from axes to indices, such as `{1: index}`, moves
             other entries than rows. Moments and other state with the axes of the parameter move
             with it. New rows have the initial state, but a mean of squares whose bias is corrected
-            starts at the mean of the rows that stay, because its age is that of all rows. State
-            with axes of its own, as in Shampoo, SOAP and L-BFGS, starts anew.
+            starts at the mean of the rows that stay, because all rows share one age. State with
+            axes of its own, as in Shampoo, SOAP and L-BFGS, starts anew.
 
         **Returns:** the new optimizer, and a report of the paths that were carried over, new,
         reshaped or dropped.
@@ -378,8 +378,8 @@ class Optimizer(AbstractOptimizer):
             `eqx.filter_shard(model, NamedSharding(mesh, PartitionSpec()))` replicates it.
         - `axis`: the name of the mesh axis, over which the batch is usually partitioned too.
 
-        **Returns:** the new optimizer, and a report of what was partitioned, what stayed whole
-        because it is not divisible, and the bytes per device.
+        **Returns:** the new optimizer, and a report of the arrays that were partitioned, of those
+        that stayed whole because they are not divisible, and of the bytes per device.
 
         **Raises:** `ValueError` for an unknown axis, or a mesh with explicit axes.
 

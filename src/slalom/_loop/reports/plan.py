@@ -117,7 +117,7 @@ def plan(
     created. `system` is the largest matrix of P × P that a step solves with, which is whole on each
     device. With `form="auto"` of a Gauss–Newton rule it is an upper bound: fewer residuals than
     parameters make a smaller one. Systems of the size of the residuals depend on the batch, and are
-    not included. `scratch` belongs to a step that donates parameters and state, such as that of
+    not included. `scratch` belongs to a step that donates parameters and state, as in
     `sl.train_step(..., donate="all")`; a step that keeps the old parameters needs their bytes once
     more. It is `None` for an abstract mesh, and for transforms that need per-example gradients, the
     loss as a function, or inputs of their own.

@@ -154,7 +154,7 @@ def lr_range_test(
         schedule.
     - `model`: the model to start from. It is not changed.
     - `batches`: an iterable of batches, each a tuple or list of the arguments of the loss after the
-        model. They are repeated if there are fewer than `steps`, except for those of an iterator.
+        model. They are repeated if there are fewer than `steps`, unless they come from an iterator.
     - `lr_min`, `lr_max`: the first and the last learning rate, 0 < `lr_min` < `lr_max`.
     - `steps`: the number of steps, an int ≥ 10.
     - `name`: the path of the learning rate, or any unambiguous suffix. A glob such as

@@ -100,7 +100,7 @@ class MinimizeResult(eqx.Module):
         """The standard errors of the fitted parameters: the roots of the diagonal of
         `covariance`, which has the same arguments.
 
-        **Returns:** a tree like the model, with `None` in place of what is not trained.
+        **Returns:** a tree like the model, with `None` in place of leaves that are not trained.
         """
         squares = jnp.diagonal(self.covariance(loss_fn, *args, **options))
         like = split(self.model, self.opt.binding.trainable).params

@@ -46,8 +46,8 @@ def plot_metrics(
         `jax.lax.scan` that returns `opt.metrics` stacks them. Steps may leave out names. Numbers of
         several runs, as under `vmap`, are drawn as a line each. An entry `"step"` is used as the
         horizontal axis.
-    - `names`: what to plot: paths, unambiguous suffixes of them, or globs. Defaults to everything
-        that changes.
+    - `names`: the numbers to plot: paths, unambiguous suffixes of them, or globs. Defaults to
+        everything that changes.
 
     **Returns:** a `matplotlib.figure.Figure`. `.savefig(path)` saves it, and a notebook shows it.
 

@@ -31,8 +31,8 @@ class SweepResult:
     **Arguments:**
 
     - `grid`: the values of each hyperparameter, by the name that was passed.
-    - `losses`: the loss of each run in each step, before its update. The axes are those of `grid`,
-        in order, and the steps.
+    - `losses`: the loss of each run in each step, before its update. The axes follow `grid`, in
+        order, and the steps.
     """
 
     grid: dict[str, Real[np.ndarray, " values"]]

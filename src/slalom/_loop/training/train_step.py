@@ -182,11 +182,11 @@ def train_step(
         `(loss, weight, aux)`. The weight of the batch is a real scalar ≥ 0, such as its number of
         tokens. It is used for the mean over microbatches. The total is passed to the optimizer,
         where `.every_k` uses it as the weight of the mini-batch.
-    - `donate`: which memory the step reuses for its result. `"opt"`: that of the optimizer's
-        state; the optimizer that was passed cannot be used again. `"all"`: that of the trainable
-        parameters too, so that the model cannot be used again either. `False`: none. Frozen leaves,
-        hyperparameters, keys and the batch are never donated. `step.last` holds the results of
-        the last call, so that a signal such as Ctrl-C cannot lose them.
+    - `donate`: which memory the step reuses for its result. `"opt"`: the memory of the optimizer's
+        state; the optimizer that was passed cannot be used again. `"all"`: the memory of the
+        trainable parameters too, so that the model cannot be used again either. `False`: none.
+        Frozen leaves, hyperparameters, keys and the batch are never donated. `step.last` holds the
+        results of the last call, so that a signal such as Ctrl-C cannot lose them.
     - `microbatches`: the number of parts in which the batch is differentiated, an int ≥ 1 that
         divides the number of examples. `"split"`: the batch comes split, and every array in it has
         the parts along its leading axis and the examples along its second one.
@@ -215,8 +215,8 @@ def train_step(
     axes, and `weight` is the total. An `eqx.nn.State` that the loss takes and returns in `aux` goes
     from one microbatch to the next, and is returned as the last one left it. Arrays are traced. All
     other arguments are static, and another value of one compiles another program. `context` is a
-    dict of what `opt.step` takes as keywords, for the transforms: `key`, `weight`, `per_param`, and
-    what custom transforms declare under `needs`.
+    dict of keywords of `opt.step`, for the transforms: `key`, `weight`, `per_param`, and inputs
+    that custom transforms declare in `needs`.
     """
     if batch_args is not None:
         batch_args = (batch_args,) if isinstance(batch_args, int | str) else tuple(batch_args)

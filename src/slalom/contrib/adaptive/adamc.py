@@ -69,12 +69,12 @@ def adamc(
 
         p ↦ p − η·(m̂ / (√v̂ + ε) + λ·(η / η_max)·p)
 
-    m̂ and v̂ are those of `ScaleByAdam`.
+    m̂ and v̂ are the means of `ScaleByAdam`.
 
     While AdamW's decay is η·λ·p, this one falls with the square of the learning rate, so that the
     norms of the weights do not shrink at the end of a schedule. The paper corrects the decay of
-    layers that a normalization follows, and not that of the last layer: give that one `sl.adamw` in
-    a partition.
+    layers that a normalization follows, but not the last layer: give the last one `sl.adamw` in a
+    partition.
 
     **Arguments:**
 

@@ -47,7 +47,7 @@ class ScaleByMars(AbstractMoments[ScaleByMarsState]):
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·c̃ₜ,   vₜ = β₂·vₜ₋₁ + (1 − β₂)·|c̃ₜ|²
         uₜ = m̂ₜ / (√v̂ₜ + ε)   with   m̂ₜ = mₜ / (1 − β₁ᵗ),   v̂ₜ = vₜ / (1 − β₂ᵗ)
 
-    The norm is that of one leaf, as in the authors' code. The paper's is that of the whole
+    The norm is taken of one leaf, as in the authors' code. In the paper, it covers the whole
     gradient.
 
     This is the approximate form, with which the paper's results were obtained: gₜ₋₁ is the gradient
@@ -115,7 +115,7 @@ class CorrectByMars(AbstractRule[CorrectByMarsState]):
         cₜ = gₜ + γ·β₁ / (1 − β₁)·(gₜ − gₜ₋₁)   with   g₀ = g₁
         uₜ = cₜ / max(1, ‖cₜ‖)
 
-    The norm is that of each matrix. In front of Muon it makes MARS-M, in the approximate form:
+    The norm is taken of each matrix. In front of Muon it makes MARS-M, in the approximate form:
 
     ```python
     >>> mars_m = (

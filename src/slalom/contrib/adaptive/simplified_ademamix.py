@@ -21,9 +21,9 @@ class ScaleBySimplifiedAdemamix(AbstractAdam):
         vₜ = β₂·vₜ₋₁ + (1 − β₂)·|gₜ|²
         uₜ = (mₜ + α·gₜ) / (√(v̂ₜ + ε_root) + ε)   with   v̂ₜ = vₜ / (1 − β₂ᵗ)
 
-    m is a sum, not a mean: its size is that of about 1 / (1 − β₁) gradients, so learning rates are
-    smaller than those of Adam by this factor. At α = 0 this is Adam without the correction of the
-    bias of m, with the learning rate η·(1 − β₁).
+    m is a sum, not a mean: it is as large as about 1 / (1 − β₁) gradients, so learning rates are
+    smaller than Adam's by this factor. At α = 0 this is Adam without the correction of the bias of
+    m, with the learning rate η·(1 − β₁).
 
     **Arguments:**
 

@@ -49,11 +49,10 @@ class ScaleBySelfScaledBroyden(AbstractTransform[ScaleBySelfScaledBroydenState])
     reaches much smaller losses than BFGS.
 
     Use it with a line search, as in `ss_broyden`, with nothing in between: b assumes that the last
-    step went along its updates. The first update starts from a multiple of the identity, and
-    the first direction is as long as that of L-BFGS. A pair with ⟨s, y⟩ ≤ ε·‖s‖·‖y‖, where ε is the
-    machine epsilon, changes nothing. If the parameters did not move, as after a failed line search,
-    H is reset, and the next direction is the gradient. Complex parameters count as pairs of real
-    ones.
+    step went along its updates. The first update starts from a multiple of the identity, and the
+    first direction is as long as in L-BFGS. A pair with ⟨s, y⟩ ≤ ε·‖s‖·‖y‖, where ε is the machine
+    epsilon, changes nothing. If the parameters did not move, as after a failed line search, H is
+    reset, and the next direction is the gradient. Complex parameters count as pairs of real ones.
 
     For P parameters the state has P² + 2·P elements, and a step takes a few times P² operations. A
     matrix of more than 16 GiB is refused.

@@ -48,7 +48,7 @@ class ScaleByIvon(AbstractTransform[ScaleByIvonState]):
         uₜ = (h₀ + δ)·clip((m̂ₜ + δ·p) / (hₜ + δ), ±ρ)   with   m̂ₜ = mₜ / (1 − β₁ᵗ)
 
     fₜ estimates the diagonal of the Hessian without a second gradient, and the last term of hₜ
-    keeps hₜ + δ positive. The factor h₀ + δ gives the first steps the size of those of SGD.
+    keeps hₜ + δ positive. The factor h₀ + δ gives the first steps the size of SGD steps.
 
     `sl.train_step` takes the gradient at the sample, so a step costs one gradient, and returns the
     loss there. `opt.sample_params(model, key)` draws further samples, for predictions. Parameters
@@ -131,7 +131,7 @@ class ScaleByIvon(AbstractTransform[ScaleByIvonState]):
 
         - `state`, `params`, `context`: as for `update`. Only the shapes and dtypes of `params`
             count.
-        - `key`: a PRNG key. Defaults to that of the sample where the next gradient is taken.
+        - `key`: a PRNG key. Defaults to the key of the sample at which the next gradient is taken.
         """
         now = self.at(context)
         normal = normal_like(params, self._key(state)[1] if key is None else key)

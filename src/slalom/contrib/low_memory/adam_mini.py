@@ -48,8 +48,8 @@ class ScaleByAdamMini(AbstractMoments[ScaleByAdamMiniState]):
         uₜ = m̂ₜ / (√v̂ₜ + ε)   with   m̂ₜ = mₜ / (1 − β₁ᵗ),   v̂ₜ = vₜ / (1 − β₂ᵗ)
 
     An n × m matrix needs n elements for v instead of n·m, so the state is half of Adam's. The
-    blocks are those of version 1.1.1 of the authors' code, which are finer than in the first
-    version of the paper:
+    blocks follow version 1.1.1 of the authors' code, which has finer ones than the first version of
+    the paper:
 
     - the weights of one output, in `Linear`, `Conv` and other layers with outputs and inputs; in
         the output layer of a language model these are the weights of one token;

@@ -57,7 +57,7 @@ class ScaleByApollo(AbstractProjectedAdam[ScaleByApolloState]):
     With `per_tensor` there is one factor ‖Nₜ‖ / ‖Rₜ‖ for all columns. APOLLO-Mini is
     `sl.contrib.ScaleByApollo(rank=1, scale=128**0.5, per_tensor=True)`.
 
-    Matrices are those of `sl.where.matrix`; the matrices of a stack are projected separately. As in
+    `sl.where.matrix` selects the matrices; the matrices of a stack are projected separately. As in
     the paper the gradient itself is scaled; `pytorch-optimizer` scales its projection.
 
     **Arguments:**
@@ -209,7 +209,7 @@ def apollo(
 
     S is the gradient, with each of its columns scaled as in `ScaleByApollo`.
 
-    APOLLO-Mini, whose state is about as small as that of SGD:
+    APOLLO-Mini, whose state is about as small as SGD's:
 
     ```python
     >>> tx = sl.contrib.apollo(1e-2, rank=1, scale=128**0.5, per_tensor=True)

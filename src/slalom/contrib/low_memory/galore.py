@@ -52,7 +52,7 @@ class ScaleByGalore(AbstractProjectedAdam[ScaleByGaloreState]):
     elements instead of 2·m·n. Other arrays, such as biases and embeddings, follow Adam. The moments
     stay as they are when P changes, as in the paper.
 
-    Matrices are those of `sl.where.matrix`; the matrices of a stack are projected separately. All
+    `sl.where.matrix` selects the matrices; the matrices of a stack are projected separately. All
     singular value decompositions run in one `lax.cond`, which idle steps skip. P is stored in at
     least float32.
 

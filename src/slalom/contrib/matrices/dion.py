@@ -65,8 +65,8 @@ class ScaleByDion(AbstractRule[ScaleByDionState]):
         U = s·P·Qᴴ
 
     for an n × m matrix of outputs × inputs, where P is n × r and Q is m × r. The columns of P are
-    orthonormal, those of Q nearly so, and the singular values of P·Qᴴ are near 1: with r = min(n,
-    m), and an M that stays the same, U tends to what `Orthogonalize` approximates. Only the part
+    orthonormal, the columns of Q nearly so, and the singular values of P·Qᴴ are near 1: with r =
+    min(n, m), and an M that stays the same, U tends to the target of `Orthogonalize`. Only the part
     P·Rᴴ of M has been used, and only that part decays. The rest stays for later steps.
 
     Devices that share a matrix exchange only products with r rows or columns, where `Orthogonalize`
@@ -74,8 +74,8 @@ class ScaleByDion(AbstractRule[ScaleByDionState]):
     of Cholesky's method are as accurate as a QR decomposition.
 
     Where a column of M·Q depends on those before it, up to rounding, that column of P is 0, and
-    that of Q stays. So the rank of an update is at most that of M, and zeros stay zero. The code of
-    the authors has an arbitrary direction there, and adds ε = 1e-8 to norms.
+    that of Q stays. So an update has at most the rank of M, and zeros stay zero. The code of the
+    authors has an arbitrary direction there, and adds ε = 1e-8 to norms.
 
     Parameters must be matrices, as `sl.where.matrix()` selects and reads them. The matrices of a
     stack are separate. M has as many elements as the parameter, and is divided among devices in the
@@ -255,7 +255,7 @@ def dion(
 
     - `learning_rate`: η; 0.01 in the authors' code.
     - `rank_fraction`, `scale`, `key`: as in `ScaleByDion`.
-    - `b1`: β, in [0, 1): the share of what has become an update that stays in the momentum.
+    - `b1`: β, in [0, 1): the share of an applied update that stays in the momentum.
     - `weight_decay`, `decay_where`, `mu_dtype`: as in `muon`.
     - `where`, `layout`, `adam_learning_rate`, `adam_b1`, `adam_b2`, `adam_weight_decay`: as in
         `muon`.

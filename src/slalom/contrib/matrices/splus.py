@@ -60,8 +60,8 @@ class ScaleBySplus(AbstractRefreshed[ScaleBySplusState]):
 
     ```
 
-    The factor 2/(n + m) lets one learning rate suit several widths: about twice that of Adam, times
-    the width. Differs from the authors' code, which decays after the step, by the same factor, and
+    The factor 2/(n + m) lets one learning rate suit several widths: about twice Adam's, times the
+    width. Differs from the authors' code, which decays after the step, by the same factor, and
     averages before the decay; its other parameters take the sign of M, times 0.001, and so do
     matrices with a side that is too long, which here keeps the identity as its basis. The code for
     Optax averages the parameters before the step instead.

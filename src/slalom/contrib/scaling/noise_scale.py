@@ -133,7 +133,7 @@ def gradient_noise_scale(
     - `small_squared_norm`: ‖g_b‖², the mean of the squared norm of gradients of `small_batch`
         examples.
     - `small_batch`: b, the number of examples, ≥ 1.
-    - `large_squared_norm`: ‖g_B‖², that of gradients of `large_batch` examples.
+    - `large_squared_norm`: ‖g_B‖², the squared norm of gradients of `large_batch` examples.
     - `large_batch`: B, greater than b.
 
     **Returns:** the noise scale, in examples; infinite where the estimate N is not positive.

@@ -41,8 +41,8 @@ def layerwise_decay(
 ) -> dict[Where, float]:
     """Factors for `sl.ScaleBy` that decay from the last layer to the first.
 
-    The last of n + 1 layers has the factor 1, and layer i the factor decayⁿ⁻ⁱ. For fine-tuning:
-    what the first layers have learned changes less.
+    The last of n + 1 layers has the factor 1, and layer i the factor decayⁿ⁻ⁱ. For fine-tuning: the
+    first layers change less.
 
     ```python
     >>> model = eqx.nn.MLP(2, 1, width_size=4, depth=2, key=jax.random.key(0))
@@ -53,8 +53,8 @@ def layerwise_decay(
     ```
 
     The entries of a list or tuple in the model are layers, in order. What comes before the first
-    list, such as an embedding, is one layer before them; what comes after the last one, such as a
-    final norm and the head, is one layer after them, and so is what comes between two lists.
+    list, such as an embedding, is one layer before them; everything after the last one, such as a
+    final norm and the head, is one layer after them, and so is everything between two lists.
     Embeddings always come first. A list inside an entry of a list belongs to that entry.
 
     **Arguments:**
@@ -185,8 +185,8 @@ def mup(
     `sl.contrib.transfer(sl.adamw(1e-3), model, base)` does.
 
     Learning rates are a part of μP. The initial values are up to you: the variance of hidden
-    weights must fall as 1 / inputs, as it does in Equinox's layers, and that of the last layer as 1
-    / inputs² (or start it at 0). Attention must divide by the size of a head, not by its root.
+    weights must fall as 1 / inputs, as it does in Equinox's layers, and for the last layer as 1 /
+    inputs² (or start it at 0). Attention must divide by the size of a head, not by its root.
 
     **Arguments:**
 
@@ -195,7 +195,7 @@ def mup(
         the same layers.
     - `rule`: `"adam"`, `"sgd"`, `"muon"`, `"soap"`, `"kron"` or `"shampoo"`, or a transform.
     - `layout`: the layout of arrays that would otherwise be read wrongly: a mapping from selectors
-        to layouts, such as `{sl.where.path("w"): "io"}`. Defaults to that of the rule.
+        to layouts, such as `{sl.where.path("w"): "io"}`. Defaults to the rule's.
 
     **Returns:** a mapping from selectors to factors, without those that are 1.
 

@@ -55,7 +55,7 @@ def transfer(
     """Carries learning rates that suit a narrow model over to a wide one (μP).
 
     The factors of `mup` come right after each rule and before the decay, which stays as it is. Each
-    rule has its own: `sl.soap(3e-3)` those of SOAP for matrices, and those of Adam for the rest.
+    rule has its own: `sl.soap(3e-3)` has those of SOAP for matrices, and Adam's for the rest.
 
     ```python
     >>> make = lambda width: eqx.nn.MLP(2, 1, width, depth=1, key=jax.random.key(0))

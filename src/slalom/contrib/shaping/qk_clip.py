@@ -98,10 +98,10 @@ class QKClip(AbstractStatelessTransform):
 
     The loss returns the logits: `(loss, {"max_logits": S})`, with `has_aux=True`. S is an array of
     layers × heads, or any tree of arrays whose last axis is the heads, with the layers in the order
-    that they have in the model: that of `jax.tree.leaves`, and in a stack that of its first axis.
-    `sl.train_step` takes the maximum over microbatches, and `.every_k` that over its window. Other
-    loops pass them: `opt.step(model, grads, max_logits=S)`. Inside a `jax.shard_map`, take the
-    maximum over the devices yourself, with `jax.lax.pmax`.
+    that they have in the model: the order of `jax.tree.leaves`, and in a stack the order of its
+    first axis. `sl.train_step` takes the maximum over microbatches, and `.every_k` that over its
+    window. Other loops pass them: `opt.step(model, grads, max_logits=S)`. Inside a `jax.shard_map`,
+    take the maximum over the devices yourself, with `jax.lax.pmax`.
 
     ```python
     >>> class Attention(eqx.Module):
@@ -126,12 +126,12 @@ class QKClip(AbstractStatelessTransform):
 
     - `threshold`: τ, > 0.
     - `heads`: the number of heads of queries in each layer, an int ≥ 1.
-    - `where`: a mapping from selectors to what the outputs are that they select: `"q"` queries,
-        `"k"` keys. Biases belong to them too. A projection to several is written in parts, with
-        their proportions: `"4q:k:v"` are queries, keys and values one after the other, where 4
-        heads of queries share keys. `"8(2q:r)"` are such parts in each of 8 heads. In latent
-        attention, r are the rotary queries, whose keys all heads share: they are multiplied by γ,
-        and the shared keys are not selected.
+    - `where`: a mapping from selectors to the role of the selected outputs: `"q"` queries, `"k"`
+        keys. Biases belong to them too. A projection to several is written in parts, with their
+        proportions: `"4q:k:v"` are queries, keys and values one after the other, where 4 heads of
+        queries share keys. `"8(2q:r)"` are such parts in each of 8 heads. In latent attention, r
+        are the rotary queries, whose keys all heads share: they are multiplied by γ, and the shared
+        keys are not selected.
     - `alpha`: α, in [0, 1]; the share of the queries.
     - `layout`: which axes are outputs, as in `sl.where.matrix`. Blocks make no difference.
 

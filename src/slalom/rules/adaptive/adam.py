@@ -83,7 +83,7 @@ def adam(
 
         p ↦ p − η·m̂ / (√v̂ + ε)
 
-    m̂ and v̂ are those of `ScaleByAdam`.
+    m̂ and v̂ are the means of `ScaleByAdam`.
 
     **Arguments:**
 
@@ -124,7 +124,7 @@ def adamw(
 
         p ↦ p − η·(m̂ / (√v̂ + ε) + λ·p)
 
-    m̂ and v̂ are those of `ScaleByAdam`.
+    m̂ and v̂ are the means of `ScaleByAdam`.
 
     The decay is multiplied by the learning rate: each step subtracts η·λ·p.
 

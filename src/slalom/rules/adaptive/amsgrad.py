@@ -99,7 +99,7 @@ def amsgrad(
 
         p ↦ p − η·m̂ₜ / (√wₜ + ε)   with   wₜ = max(wₜ₋₁, v̂ₜ)
 
-    m̂ and v̂ are those of `ScaleByAdam`.
+    m̂ and v̂ are the means of `ScaleByAdam`.
 
     **Arguments:**
 

@@ -37,7 +37,7 @@ class ScaleByNovograd(AbstractRule[ScaleByNovogradState]):
         mₜ = β₁·mₜ₋₁ + gₜ / (√(vₜ + ε_root) + ε) + λ·p
         uₜ = mₜ
 
-    A leaf is what the paper calls a layer.
+    The paper calls a leaf a layer.
 
     **Arguments:**
 

@@ -30,8 +30,8 @@ class ScaleByOptimisticGradient(AbstractRule[ScaleByOptimisticGradientState]):
 
         uₜ = (α + β)·gₜ − β·gₜ₋₁   with   g₀ = g₁
 
-    It damps the rotation that makes gradient descent circle in games, such as that of a generator
-    and a discriminator.
+    It damps the rotation that makes gradient descent circle in games, such as a generator and a
+    discriminator.
 
     **Arguments:**
 
@@ -104,7 +104,7 @@ def optimistic_adam_v2(
 
         p ↦ p − η·((α + β)·uₜ − β·uₜ₋₁)   with   u = m̂ / (√v̂ + ε)
 
-    m̂ and v̂ are those of `ScaleByAdam`.
+    m̂ and v̂ are the means of `ScaleByAdam`.
 
     **Arguments:**
 

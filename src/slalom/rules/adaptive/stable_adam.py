@@ -23,8 +23,8 @@ class ScaleByStableAdam(AbstractAdam):
         rₜ = √mean(|gₜ|² / max(vₜ, ε²))
         uₜ = (mₜ / (√vₜ + ε) + λ·p) / max(1, rₜ / d)
 
-    with 1 − β̂ = (1 − β) / (1 − βᵗ), so no bias is left to correct. The mean is that of one leaf.
-    Where the gradient suddenly grows, v is too small, and r is large.
+    with 1 − β̂ = (1 − β) / (1 − βᵗ), so no bias is left to correct. The mean is taken over one
+    leaf. Where the gradient suddenly grows, v is too small, and r is large.
 
     As in the paper, the decay is shortened too. So it is part of this rule: a separate
     `AddDecayedWeights` would not be shortened.
@@ -89,7 +89,7 @@ def stable_adamw(
 
         p ↦ p − η·(mₜ / (√vₜ + ε) + λ·p) / max(1, rₜ / d)   with   rₜ = √mean(|gₜ|² / max(vₜ, ε²))
 
-    It replaces the clipping of gradients. The defaults are those of the paper's experiments.
+    It replaces the clipping of gradients. The defaults come from the paper's experiments.
 
     **Arguments:**
 

@@ -24,7 +24,7 @@ class ScaleByTrustRatio(AbstractRule[None]):
 
     The update is unchanged if one of the two norms is 0, which lets parameters leave zero. Norms
     are summed in at least float32, and are correct even where a sum of squares overflows, or where
-    that of the updates underflows. Differs from Optax, which returns 0 or infinity there.
+    the norm of the updates underflows. Differs from Optax, which returns 0 or infinity there.
 
     **Arguments:**
 
@@ -145,7 +145,7 @@ def lamb(
 
         p ↦ p − η·(‖p‖ / ‖u‖)·u   with   u = m̂ / (√v̂ + ε) + λ·p
 
-    m̂ and v̂ are those of `ScaleByAdam`.
+    m̂ and v̂ are the means of `ScaleByAdam`.
 
     **Arguments:**
 

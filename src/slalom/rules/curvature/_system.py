@@ -40,7 +40,7 @@ class System:
     **Arguments:**
 
     - `linear`: J, and the products with it.
-    - `vector`: what Jx approximates, or `None` if only the gradient is known.
+    - `vector`: the target that Jx approximates, or `None` if only the gradient is known.
     - `gradient`: g, which is Jᵀ·vector if there is one.
     - `form`, `solver`: `"residuals"` or `"parameters"`, and `"cholesky"`, `"qr"` or a function.
     - `diagonal`: D, only for `"parameters"`. Defaults to 1.

@@ -274,7 +274,7 @@ def natural_gradient(
 
     J is the Jacobian of the residuals ρ, as in `ScaleByGaussNewton`.
 
-    For mini-batches: the momentum keeps what earlier batches have determined.
+    For mini-batches: the momentum keeps the directions that earlier batches have determined.
 
     **Arguments:**
 

@@ -59,10 +59,10 @@ class ScaleByFactoredRms(AbstractRule[ScaleByFactoredRmsState]):
     for matrices, and uₜ = gₜ / √vₜ with vₜ = βₜ·vₜ₋₁ + (1 − βₜ)·(|gₜ|² + ε) for other arrays. An
     n × m matrix needs n + m elements. No mean needs a bias correction, since β₁ = 0.
 
-    The two axes are those of outputs and inputs in the layers of Equinox (`Linear`, `Conv`,
-    `ConvTranspose`, `Embedding`, `GRUCell`, `LSTMCell`), even when `eqx.filter_vmap` stacks them.
-    For other arrays they are the two longest axes, as in Optax. Their order makes no difference.
-    The means R, C and v are stored in at least float32.
+    The two axes are outputs and inputs in the layers of Equinox (`Linear`, `Conv`, `ConvTranspose`,
+    `Embedding`, `GRUCell`, `LSTMCell`), even when `eqx.filter_vmap` stacks them. For other arrays
+    they are the two longest axes, as in Optax. Their order makes no difference. The means R, C and
+    v are stored in at least float32.
 
     Differs from Optax: t counts from the start of the accumulators, and stays at 1 for the first
     `step_offset` steps, where it would be zero or negative. 1 − βₜ = t^−c is not rounded to a
@@ -72,7 +72,8 @@ class ScaleByFactoredRms(AbstractRule[ScaleByFactoredRmsState]):
 
     - `factored`: whether to factor any array.
     - `decay_rate`: c, in [0, 1].
-    - `step_offset`: the number of steps that t leaves out, such as those of an earlier run, ≥ 0.
+    - `step_offset`: the number of steps that t leaves out, such as the steps of an earlier run, ≥
+        0.
     - `min_dim_size_to_factor`: the smallest size of both axes of a factored array, an int ≥ 1.
     - `eps`: ε, > 0; prevents a division by zero where the gradient is zero.
     - `decay_rate_fn`: a function of t − 1 and c that returns βₜ. Defaults to 1 − t^−c.
@@ -217,7 +218,7 @@ def adafactor(
     - `min_dim_size_to_factor`: a matrix is factored if both axes have at least this size, an int
         ≥ 1.
     - `decay_rate`: c, in [0, 1]. The mean of squares decays by 1 − t^−c at step t.
-    - `step_offset`: a number of steps to subtract from t, such as those of an earlier run.
+    - `step_offset`: a number of steps to subtract from t, such as the steps of an earlier run.
     - `multiply_by_parameter_scale`: whether to multiply the update by max(rms(p), 0.001).
     - `clipping_threshold`: d, ≥ 0. `None` for no clipping.
     - `momentum`: the decay of a mean of the updates, in [0, 1). Defaults to no momentum, and no

@@ -145,8 +145,9 @@ _UNITS = 8.0
 def above_rounding(x: Inexact[Array, "n m"], max_size: int) -> Bool[Array, "n m"]:
     """Marks entries in the basis above the rounding error of the largest one.
 
-    A rule that normalizes its entries would otherwise make full steps of what is exactly zero, as
-    outside of the span of collinear inputs. Only the sides that have a basis are summed over.
+    A rule that normalizes its entries would otherwise make full steps of entries that are exactly
+    zero, as outside of the span of collinear inputs. Only the sides that have a basis are summed
+    over.
     """
     summed = tuple(axis for axis, size in enumerate(x.shape) if size <= max_size)
     if not summed:
@@ -161,9 +162,9 @@ def determined(nu: Float[Array, "n m"], max_size: int) -> Bool[Array, "n m"]:
     """Marks entries of eigenvectors that are not a mixture of rounding errors.
 
     A factor with the largest eigenvalue 1 has an error of about a unit of rounding ε. So no vector
-    is known whose eigenvalue is below ε, and those of the null space are tilted by ε/λ towards the
-    vector of the smallest eigenvalue λ that is known. Gradients are about √λ along that one, and so
-    ε/√λ along what should be the null space.
+    is known whose eigenvalue is below ε, and vectors of the null space are tilted by ε/λ towards
+    the vector of the smallest eigenvalue λ that is known. Gradients are about √λ along that one,
+    and so ε/√λ along the supposed null space.
 
     **Arguments:**
 

@@ -73,10 +73,10 @@ def newton_schulz(
 
     - `x`: matrices, or a batch of them.
     - `triples`: the coefficients of each step.
-    - `eps`: by what share the Frobenius norm is increased, ≥ 0.
+    - `eps`: the relative increase of the Frobenius norm, ≥ 0.
     - `preconditioning`: how the singular values are brought below 1 at first.
-    - `margin`: by what they stay below 1.
-    - `dtype`: the dtype of the iteration. Defaults to that of `x`.
+    - `margin`: the factor by which they stay below 1.
+    - `dtype`: the dtype of the iteration. Defaults to the dtype of `x`.
     """
     if x.size == 0:
         return x

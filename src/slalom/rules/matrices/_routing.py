@@ -40,7 +40,7 @@ def with_adam_elsewhere(
     - `rule`, `name`: the rule, and the label of its group.
     - `where`: the matrices that it trains, as `chosen` returns them.
     - `learning_rate`: the default of the learning rate of AdamW.
-    - `adam_learning_rate`: what the user gave, or `None`.
+    - `adam_learning_rate`: the value from the user, or `None`.
     - `b1`, `b2`, `weight_decay`: as in `adamw`.
     """
     rate = learning_rate if adam_learning_rate is None else adam_learning_rate

@@ -69,7 +69,8 @@ class ScaleByKron(AbstractRule[ScaleByKronState]):
     since the last refresh, where p is the update probability. Refreshes are one branch, so the
     steps in between pay nothing for them.
 
-    The root mean square is that of one matrix. Put `sl.Ema(0.9)` in front of it, as `sl.kron` does.
+    The root mean square is taken over one matrix. Put `sl.Ema(0.9)` in front of it, as `sl.kron`
+    does.
 
     Follows the authors' code. There, the norms of Q_L and Q_R are balanced in a hundredth of the
     refreshes; here in every refresh, which does not change P. A gradient of zeros leaves the
@@ -82,8 +83,8 @@ class ScaleByKron(AbstractRule[ScaleByKronState]):
 
     **Arguments:**
 
-    - `update_probability`: p, in (0, 1], usually a schedule. Defaults to that of the authors, 1 in
-        the first 500 steps, and then e^(−(n − 500)/1000) down to 0.03 at step 4007.
+    - `update_probability`: p, in (0, 1], usually a schedule. Defaults to the authors' schedule, 1
+        in the first 500 steps, and then e^(−(n − 500)/1000) down to 0.03 at step 4007.
     - `preconditioner_lr`: μ, ≥ 0.
     - `preconditioner_init_scale`: the multiple of the identity at which Q_L ⊗ Q_R starts, > 0.
     - `max_size`: the longest side that has a triangular factor.
@@ -279,8 +280,8 @@ def kron(
         p ↦ p − η·(U·min(1, c / rms(U)) + λ·p)   with   U = P_L·M·P_Rᵀ
 
     The mean of the gradients is whitened by two triangular factors, and the root mean square of
-    each update is clipped. The authors recommend a third of Adam's learning rate. Matrices are what
-    `sl.where.matrix` selects. Vectors, embeddings and what `where` leaves out go to AdamW.
+    each update is clipped. The authors recommend a third of Adam's learning rate. `sl.where.matrix`
+    selects the matrices. Vectors, embeddings and parameters that `where` leaves out go to AdamW.
     `opt.describe(model)` shows which is which.
 
     **Arguments:**

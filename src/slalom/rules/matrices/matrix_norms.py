@@ -45,9 +45,9 @@ class ScaleByRowRms(AbstractRule[ScaleByRowRmsState]):
         vₜ = β₂·vₜ₋₁ + (1 − β₂)·mean over the inputs of |gₜ|²
         uₜ = ûₜ·‖gₜ‖ / ‖ûₜ‖   with   ûₜ = gₜ / (√vₜ + ε)
 
-    A row holds the weights of one output. The norm is that of the matrix and does not change.
-    After `sl.Orthogonalize()` it makes the updates of all outputs equally large. Layouts are read
-    as in `sl.where.matrix`, and what is not a matrix is refused.
+    A row holds the weights of one output. The norm of the matrix does not change. After
+    `sl.Orthogonalize()` it makes the updates of all outputs equally large. Layouts are read as in
+    `sl.where.matrix`, and other leaves are refused.
 
     **Arguments:**
 
@@ -273,7 +273,7 @@ def scion(
     `where` leaves out: `where=~sl.where.path("head.**")`.
 
     With λ = 1 the step is p ↦ (1 − η)·p − η·ρ·lmo(m), and p stays in the ball of radius ρ: this is
-    the constrained Scion of the paper. The radii are those of its GPT-2, with η = 0.00036.
+    the constrained Scion of the paper. The radii come from its GPT-2, with η = 0.00036.
 
     **Arguments:**
 

@@ -81,9 +81,9 @@ class Orthogonalize(AbstractStatelessTransform):
 
     A matrix has outputs as rows and inputs as columns, even if the array is stored the other way
     around. A convolution is one matrix, outputs × (inputs · kernel). Stacks of layers are batches
-    of matrices, and blocks such as those of `(4:1:1o)` are matrices of their own, each with its own
-    factor. Biases, embeddings and everything else that is not a matrix are refused.
-    `sl.where.matrix` selects the matrices.
+    of matrices, and blocks, as in `(4:1:1o)`, are matrices of their own, each with its own factor.
+    Biases, embeddings and everything else that is not a matrix are refused. `sl.where.matrix`
+    selects the matrices.
 
     The factor s depends on the numbers of outputs and inputs:
 
@@ -114,8 +114,8 @@ class Orthogonalize(AbstractStatelessTransform):
         the inputs of a long one, by their norms after the previous iteration, so that these become
         nearly equal; 2 in Aurora. Square matrices stay as they are. With 0, the default, nothing is
         rescaled.
-    - `preconditioning`: what X is divided by first. `"frobenius"` is the norm above. `"schatten"`
-        is closer to the largest singular value, and `"aol"` scales the rows of the shorter side
+    - `preconditioning`: the first divisor of X. `"frobenius"` is the norm above. `"schatten"` is
+        closer to the largest singular value, and `"aol"` scales the rows of the shorter side
         separately, and the inputs of a square matrix; both cost nothing and can save a step.
         `"spectral"` is the largest singular value itself, which needs an eigendecomposition.
     - `eps`: ε, ≥ 0. It is relative to the norm, so that the result does not depend on the size of
@@ -245,8 +245,8 @@ def muon(
 
         p ↦ p − η·(s·orth(m) + λ·p)   with   mₜ = gₜ + β·tₜ,   tₜ = gₜ + β·tₜ₋₁
 
-    orth(m) has the singular vectors of m, and singular values near 1. Matrices are what
-    `sl.where.matrix` selects. Vectors, embeddings and what `where` leaves out go to AdamW: pass
+    orth(m) has the singular vectors of m, and singular values near 1. `sl.where.matrix` selects the
+    matrices. Vectors, embeddings and parameters that `where` leaves out go to AdamW: pass
     `where=~sl.where.path("head.**")` to train an output layer with AdamW, as the authors advise.
     `opt.describe(model)` shows which is which.
 

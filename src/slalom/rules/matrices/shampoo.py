@@ -48,9 +48,9 @@ class ScaleByShampoo(AbstractRefreshed[ScaleByShampooState]):
         Lₜ = β·Lₜ₋₁ + (1 − β)·G·Gᴴ,   Rₜ = β·Rₜ₋₁ + (1 − β)·Gᴴ·G
         U = L̂^(−1/4)·G·R̂^(−1/4)
 
-    L̂ and R̂ are corrected for the bias towards the start at zero. With β = 1, L and R are sums. The
-    roots are those of L̂ + ε·λ·I, where λ is the largest eigenvalue. They are computed in the first
-    step and then every f steps, in one branch, so the steps in between pay nothing for it.
+    L̂ and R̂ are corrected for the bias towards the start at zero. With β = 1, L and R are sums.
+    The roots are taken of L̂ + ε·λ·I, where λ is the largest eigenvalue. They are computed in the
+    first step and then every f steps, in one branch, so the steps in between pay nothing for it.
 
     A matrix with a side longer than `block_size` is cut into blocks of equal size, each with
     factors of its own.
@@ -245,8 +245,8 @@ def shampoo(
         p ↦ p − η·(m̂ + λ·p)   with the mean m of   Δ·‖S‖ / ‖Δ‖,   Δ = L̂^(−1/4)·G·R̂^(−1/4)
 
     S is Adam's update. Each update is given its norm, so that Adam's learning rates fit, and then
-    enters a mean. Matrices are what `sl.where.matrix` selects. Vectors, embeddings and what `where`
-    leaves out go to AdamW. `opt.describe(model)` shows which is which.
+    enters a mean. `sl.where.matrix` selects the matrices. Vectors, embeddings and parameters that
+    `where` leaves out go to AdamW. `opt.describe(model)` shows which is which.
 
     **Arguments:**
 

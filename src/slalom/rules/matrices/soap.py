@@ -263,9 +263,9 @@ def soap(
         p ↦ p − η·(Q_L·(M̂ / (√V̂ + ε))·Q_Rᴴ + λ·p)
 
     It is Adam in the eigenbasis of Shampoo's factors, with the learning rates of Adam: 3e-3 in the
-    paper. Matrices are what `sl.where.matrix` selects. Vectors, embeddings and what `where` leaves
-    out go to AdamW. `opt.describe(model)` shows which is which. The first step of a matrix only
-    initializes its basis, and decays.
+    paper. `sl.where.matrix` selects the matrices. Vectors, embeddings and parameters that `where`
+    leaves out go to AdamW. `opt.describe(model)` shows which is which. The first step of a matrix
+    only initializes its basis, and decays.
 
     In the authors' code, the first step does not decay, and later ones decay p after the update.
 

@@ -36,15 +36,15 @@ class PerExampleGlobalNormClip(AbstractPerExampleTransform):
         u = Σᵢ gᵢ·min(1, c / ‖gᵢ‖)
 
     It takes gradients with a leading axis of examples, which `sl.train_step` computes. It must be
-    the first link, without a wrapper. The norm is that of all leaves together, summed in at least
+    the first link, without a wrapper. The norm covers all leaves together, summed in at least
     float32. `opt.metrics` has `num_clipped`, the number of examples that were clipped. A gradient
     that is not finite makes the sum not finite.
 
     **Arguments:**
 
     - `l2_norm_clip`: c, ≥ 0.
-    - `single_batch_element`: whether gradients are those of one example and have no such axis, as
-        in a loop over single examples.
+    - `single_batch_element`: whether gradients belong to one example and have no such axis, as in a
+        loop over single examples.
 
     ??? cite "Abadi et al., [Deep Learning with Differential
         Privacy](https://arxiv.org/abs/1607.00133), 2016"

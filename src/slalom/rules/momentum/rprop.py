@@ -39,7 +39,7 @@ class ScaleByRprop(AbstractRule[ScaleByRpropState]):
     changes signs.
 
     Differs from Optax, which returns the update of the previous step, and 0 in the first. Here the
-    update is that of this step, as in the paper and in PyTorch.
+    update belongs to this step, as in the paper and in PyTorch.
 
     **Arguments:**
 

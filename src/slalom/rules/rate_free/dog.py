@@ -50,8 +50,8 @@ class ScaleByDog(AbstractRule[ScaleByDogState]):
     - `init_step`: r, which determines the first step, > 0. The paper uses 1e-4 for models with
         batch normalization and 1e-6 for others.
     - `eps`: ε, ≥ 0.
-    - `init_step_type`: what r means. `"heuristic"` is the formula above; `"distance"` means
-        r₋₁ = r; with `"learning_rate"` the first step is u = r·g, and r₋₁ = 0.
+    - `init_step_type`: the meaning of r. `"heuristic"` is the formula above; `"distance"` means r₋₁
+        = r; with `"learning_rate"` the first step is u = r·g, and r₋₁ = 0.
 
     ??? cite "Ivgi et al., [DoG is SGD's Best Friend](https://arxiv.org/abs/2302.12022), 2023"
     """

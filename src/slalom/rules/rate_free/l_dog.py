@@ -33,12 +33,12 @@ class ScaleByDistanceOverGradients(AbstractRule[ScaleByDistanceOverGradientsStat
         Gₜ = Gₜ₋₁ + ‖gₜ‖²
         uₜ = s·rₜ / √(Gₜ + ε) · gₜ
 
-    The norms are those of one leaf, which the paper calls a layer. It replaces a learning rate:
+    The norms are taken of one leaf, which the paper calls a layer. It replaces a learning rate:
     `sl.ScaleByDistanceOverGradients() | sl.Scale(-1.0)` descends. The authors recommend evaluating
     an average of the parameters: `.average()`.
 
     Differs from Optax: p₀ is stored in the parameter's own dtype, which is exact, instead of
-    float32; for complex parameters the norm is that of the absolute values.
+    float32; for complex parameters it is the norm of the absolute values.
 
     **Arguments:**
 

@@ -159,7 +159,7 @@ def prodigy(
 
         p ↦ p − γ·d·(m / (√v + d·ε) + λ·p)
 
-    d is an estimate of the distance to the solution, and m and v are those of `ScaleByProdigy`.
+    d is an estimate of the distance to the solution, and m and v are the means of `ScaleByProdigy`.
 
     **Arguments:**
 

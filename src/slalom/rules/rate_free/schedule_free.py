@@ -37,7 +37,7 @@ def schedule_free_sgd(
 
     **Arguments:**
 
-    - `learning_rate`: η. The paper's best rates are larger than those of SGD with momentum.
+    - `learning_rate`: η. The paper's best rates are larger than for SGD with momentum.
     - `warmup_steps`: the length of a linear warm-up, an int ≥ 1. Step n, counted from 0, has
         the rate η·min(1, (n + 1) / `warmup_steps`). Defaults to none. With a warm-up, the learning
         rate must not be a schedule.
@@ -90,7 +90,7 @@ def schedule_free_adamw(
 
     **Arguments:**
 
-    - `learning_rate`: η. The paper's best rates are 1 to 10 times those of AdamW.
+    - `learning_rate`: η. The paper's best rates are 1 to 10 times AdamW's.
     - `warmup_steps`: the length of a linear warm-up, an int ≥ 1. Step n, counted from 0, has
         the rate η·min(1, (n + 1) / `warmup_steps`). Defaults to none. With a warm-up, the learning
         rate must not be a schedule.

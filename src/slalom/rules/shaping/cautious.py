@@ -14,10 +14,10 @@ class Cautious(AbstractRule[None]):
 
         u ↦ u·φ / max(mean φ, c)   with φ = 1 where Re(ū·g) > 0, and 0 elsewhere
 
-    g is the gradient of the loss, and the mean is that of one leaf: what is left is scaled up to
-    make up for what was dropped. Momentum makes some entries of an update point against the current
-    gradient, and such entries increase the loss to first order. A complex entry is one vector of
-    two numbers.
+    g is the gradient of the loss, and the mean is taken over one leaf: the remaining entries are
+    scaled up to make up for the dropped ones. Momentum makes some entries of an update point
+    against the current gradient, and such entries increase the loss to first order. A complex entry
+    is one vector of two numbers.
 
     Use it between a rule and `ScaleByLearningRate`, where updates still point along the gradients.
     `sl.train_step` passes the gradient itself; otherwise pass it: `opt.step(model, grads,

@@ -51,8 +51,8 @@ class ClipByGlobalNorm(AbstractRule[ClipByGlobalNormState | None]):
     """Scales all updates by one factor so that their norm is at most c: u ↦ u·min(1, c / ‖u‖).
 
     The Euclidean norm is summed in at least float32 over all leaves that this transform sees:
-    inside a mask or a group of a partition, over those of the mask or group. A norm that is not
-    finite makes the updates not finite, which does not hide the error.
+    inside a mask or a group of a partition, over its leaves. A norm that is not finite makes the
+    updates not finite, which does not hide the error.
 
     No update can be written before the norm of all is known, so all gradients are in memory at
     once. With `delayed=True` the factor comes from the norm of the previous step,

@@ -55,8 +55,8 @@ def freeze(where: WhereLike) -> AbstractTransform:
 class KeepParamsNonnegative(AbstractRule[None]):
     """Sets parameters that would become negative to zero: u ↦ u, or −p where p + u < 0.
 
-    Use it as the last link, since it does not see what later links do to the updates. Parameters
-    that start negative become zero in the first update.
+    Use it as the last link, since it does not see the changes by later links. Parameters that start
+    negative become zero in the first update.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
@@ -87,9 +87,9 @@ class KeepInitialNorm(AbstractRule[KeepInitialNormState]):
 
         u ↦ R·(p + u) / ‖p + u‖ − p   with R = ‖p₀‖ and the norms of one leaf
 
-    Use it as the last link, since it does not see what later links do to the updates. It takes the
-    place of weight decay. With `sl.ScaleByTrustRatio()` in front of the learning rate, each step
-    turns a parameter by an angle of about η, whatever the rule, as in the paper:
+    Use it as the last link, since it does not see the changes by later links. It takes the place of
+    weight decay. With `sl.ScaleByTrustRatio()` in front of the learning rate, each step turns a
+    parameter by an angle of about η, whatever the rule, as in the paper:
 
     ```python
     >>> rule, matrices = sl.ScaleByAdam(), sl.where.ndim(min=2)
@@ -98,8 +98,8 @@ class KeepInitialNorm(AbstractRule[KeepInitialNormState]):
 
     ```
 
-    A parameter that starts at zero is not restricted. The norm is that of the parameters to train:
-    a mean of several of them, as by `.lookahead` or `.average`, has a smaller one.
+    A parameter that starts at zero is not restricted. The norm covers the parameters to train: a
+    mean of several of them, as by `.lookahead` or `.average`, has a smaller one.
 
     ??? cite "Wen et al., [Fantastic Pretraining Optimizers and Where to Find Them II: Hyperball
         Optimization](https://arxiv.org/abs/2606.16899), 2026"

@@ -68,7 +68,7 @@ class CombineState(eqx.Module):
 
 
 class Combine(AbstractWrapper[CombineState]):
-    """The gradient of a loss with several terms, combined from those of its terms.
+    """The gradient of a loss with several terms, combined from the gradients of the terms.
 
     Made by `tx.combine`, which describes the arguments.
 
@@ -89,10 +89,10 @@ class Combine(AbstractWrapper[CombineState]):
 
     ```
 
-    The inner products are those of the parameters that this transform acts on, inside `.project`
-    onto a smooth set along that set. Other parameters, as those of other groups of a partition, get
-    the gradient of the sum of the terms. Inside `.every_k` a combination of values sees the mean
-    terms of the window so far. One of gradients belongs outside: `tx.every_k(k).combine(...)`.
+    The inner products cover the parameters that this transform acts on, inside `.project` onto a
+    smooth set along that set. Other parameters, as in other groups of a partition, get the gradient
+    of the sum of the terms. Inside `.every_k` a combination of values sees the mean terms of the
+    window so far. One of gradients belongs outside: `tx.every_k(k).combine(...)`.
 
     The step returns the sum of the terms, which `value` is too. `opt.metrics` contains the `terms`
     and `weights` of the last step by name, and the `cosines` between their gradients, where they

@@ -108,11 +108,11 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
     returns the parameters themselves. With `mean=False` the inner transform sees Σ wᵢ·gᵢ and a
     weight of one. Mini-batches of weight 0 leave no trace, and a window of them makes no step.
 
-    Of what else a step knows, the inner transform sees the mean of the `terms` of the loss and the
-    maximum of `max_logits`. Transforms that compare the loss at other parameters with its value,
-    such as line searches, would compare two mini-batches, so they are refused, as are residuals and
-    combinations of gradients. The other inputs, such as the functions for estimates of the
-    curvature, are those of the last mini-batch.
+    Of the other inputs of a step, the inner transform sees the mean of the `terms` of the loss and
+    the maximum of `max_logits`. Transforms that compare the loss at other parameters with its
+    value, such as line searches, would compare two mini-batches, so they are refused, as are
+    residuals and combinations of gradients. The other inputs, such as the functions for estimates
+    of the curvature, are those of the last mini-batch.
 
     `opt.metrics` has `mini_step`, the number of mini-steps done in the current window,
     `gradient_step`, the number of updates made, and `mean_value`, the mean loss of the window if
@@ -120,8 +120,8 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
     skipped, and what the condition reports. A skipped mini-batch changes neither the window nor the
     accumulator. Differs from Optax: `opt.has_updated` is false after a skipped mini-batch.
 
-    A full `opt.reset(model)` restarts the window. After a reset of some parameters their mean is
-    that of the rest of the window.
+    A full `opt.reset(model)` restarts the window. After a reset of some parameters, their mean
+    covers the rest of the window.
 
     Under a `vmap` that batches this transform's own counters, `lax.cond` becomes a select: the
     results are the same, but every mini-step costs as much as a full step.

@@ -31,7 +31,7 @@ class GraftState(eqx.Module):
 
 
 class Graft(AbstractWrapper[GraftState]):
-    """The updates of the inner transform, with the norms of those of another one.
+    """The updates of the inner transform, with the norms of another one's updates.
 
     Made by `tx.graft`, which describes the arguments.
 
@@ -40,11 +40,11 @@ class Graft(AbstractWrapper[GraftState]):
 
         u = d·‖s‖ / ‖d‖,   and 0 where d is 0
 
-    The norms are those of a layer: of a whole leaf, or of each matrix or vector in a stack or in
+    The norms are taken of a layer: of a whole leaf, or of each matrix or vector in a stack or in
     blocks, as the rules inside read it. They are correct even where a sum of squares overflows or
     underflows.
 
-    The signs are those of the inner transform. Whole optimizers can be grafted too:
+    The signs come from the inner transform. Whole optimizers can be grafted too:
     `sl.muon(1.0).graft(sl.adam(1e-3))` takes steps as long as Adam's.
 
     The hyperparameters of the other transform have paths such as

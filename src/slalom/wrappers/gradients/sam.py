@@ -29,7 +29,7 @@ class Sam(AbstractWrapper[Any]):
 
     Norms are over all parameters that this transform acts on. The perturbed parameters are never
     stored. The second gradient is of the same batch, with the same PRNG keys, so a step costs two
-    gradients, and the loss that is reported is that of w.
+    gradients, and the reported loss belongs to w.
 
     `sl.train_step` computes both gradients in one program, even with `microbatches`. By hand, pass
     the loss as a function of the model:

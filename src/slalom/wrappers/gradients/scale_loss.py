@@ -97,8 +97,8 @@ class ScaleLoss(AbstractPacedWrapper[ScaleLossState]):
     skipped steps cost as much as others.
 
     ??? cite "Micikevicius et al., [Mixed Precision Training](https://arxiv.org/abs/1710.03740),
-        2017. The rule and its constants are those of `torch.amp.GradScaler`, which starts at 2¹⁶
-        and has no smallest scale."
+        2017. The rule and its constants come from `torch.amp.GradScaler`, which starts at 2¹⁶ and
+        has no smallest scale."
     """
 
     inner: AbstractTransform

@@ -63,8 +63,8 @@ class SkipSpikes(AbstractPacedWrapper[SkipSpikesState]):
     larger of the two, which is 0 before half a window is filled.
 
     The condition depends on all gradients, so all of them are in memory at once, even with
-    `by="loss"`. Inside `.every_k` the values are those of the means of windows. Wrap a clip too,
-    `(clip | adamw).skip_spikes()`, or the norms are those of clipped gradients.
+    `by="loss"`. Inside `.every_k` the values are means over windows. Wrap a clip too, `(clip |
+    adamw).skip_spikes()`, or it sees the norms of clipped gradients.
 
     Under a `vmap` over the gradients, `lax.cond` becomes a select: the results are the same, but
     skipped steps cost as much as others.

@@ -62,7 +62,7 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
 
     The hyperparameters of the outer optimizer have paths such as
     `outer.optimizer.scale_by_learning_rate.learning_rate`. A name without a path, such as
-    `learning_rate`, means that of the inner transform.
+    `learning_rate`, means the one of the inner transform.
 
     With momentum, slow weights can leave a convex set that the fast ones are in. Put `.project`
     outside then.

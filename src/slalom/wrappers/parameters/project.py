@@ -76,7 +76,7 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
 
     If the set is smooth, such as `sl.projections.sphere` and `stiefel`, this is an optimizer on a
     manifold: of the update, too, only the part along the set is added. So moments need no transport
-    of their own: what was tangent at an earlier point is projected onto the tangent at this one.
+    of their own: a tangent vector from an earlier point is projected onto the tangent at this one.
 
     L-BFGS and line searches inside need to know the set. A box (`box`, `non_negative` and
     `hypercube`) is known to them: L-BFGS is then L-BFGS-B, and a search ends at the bounds. A start
@@ -177,11 +177,11 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
         **Arguments:**
 
         - `old`: the point.
-        - `here`: this transform with what it sees, and a context.
+        - `here`: this transform with its state, its parameters and a context.
         - `updates`: the gradients.
 
-        **Returns:** the inner transform with what it sees, the gradients for it, and a function
-        from its updates to the new point.
+        **Returns:** the inner transform as a part, the gradients for it, and a function from its
+        updates to the new point.
         """
         context = seen = here.context
 
@@ -214,7 +214,7 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
 
         **Arguments:**
 
-        - `here`: this transform with what it sees.
+        - `here`: this transform with its state, parameters and context.
         - `grads`: the gradient, a tree like its parameters.
         """
         params, context = here.params, here.context

@@ -95,7 +95,7 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
     last place is lost, so x stops moving early, although z is kept in float32. Write y in full
     precision: `tx.schedule_free().write("master")`.
 
-    Schedule-Free+ needs no learning rate. With `polyak`, uₜ and γₜ are those of the inner transform
+    Schedule-Free+ needs no learning rate. With `polyak`, uₜ and γₜ come from the inner transform
     times
 
         ρₜ = max(0, f(yₜ) + ⟨gₜ, zₜ − yₜ⟩) / (√(π/2)·‖gₜ‖₁)
@@ -109,11 +109,11 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
     while training, which a schedule as `b1` does.
 
     The paper weights by γₜ², which is the same unless the learning rate decays. The largest rate so
-    far and r are those of the authors' code. Differs from that code: it corrects the bias of
+    far and r come from the authors' code. Differs from that code: it corrects the bias of
     `polyak_beta` twice, takes β₁·(zₜ − xₜ) for zₜ − yₜ, which differs while β₁ changes, and divides
     by zero where all gradients are zero; here such a step does nothing. Differs from Optax: wₜ is
-    that of the rate that the step uses (Optax evaluates schedules one step later), sums are never
-    kept in half precision, and the learning rate is not passed twice.
+    the rate that the step uses (Optax evaluates schedules one step later), sums are never kept in
+    half precision, and the learning rate is not passed twice.
 
     ??? cite "Defazio et al., [The Road Less Scheduled](https://arxiv.org/abs/2405.15682), 2024;
         Defazio, [Schedule-Free+](https://arxiv.org/abs/2605.19095), 2026, for `polyak`; Defazio,

@@ -55,10 +55,10 @@ class Flatten(AbstractWrapper[FlattenState]):
 
     Made by `tx.flatten`, which describes the arguments.
 
-    The result is that of the inner transform, but a few large computations replace one computation
-    per leaf. This is faster for models with very many small leaves, where the overhead of each
-    computation dominates, even when the step is compiled. Large leaves are not concatenated,
-    because the copies would cost more than they save.
+    The result does not change, but a few large computations replace one computation per leaf. This
+    is faster for models with very many small leaves, where the overhead of each computation
+    dominates, even when the step is compiled. Large leaves are not concatenated, because the copies
+    would cost more than they save.
 
     A buffer has no leaves for masks or for norms of single leaves. So the inner transform may only
     act on each element separately, as Adam does, or through sums over all elements, as

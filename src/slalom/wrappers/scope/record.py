@@ -44,7 +44,7 @@ class Record(AbstractWrapper[RecordState]):
 
     `lost_updates` is the share of nonzero updates that changed nothing, because the sum was rounded
     back to the old parameter. If it is large for half-precision parameters, choose a policy with
-    `.write`, which then counts what the policy keeps too. Under `.write("stochastic")` these
+    `.write`, which then counts the extra data of the policy too. Under `.write("stochastic")` these
     updates are made up for by others that were rounded up.
 
     Each norm requires an additional pass over its arrays, and measuring the updates requires a

@@ -266,6 +266,26 @@ def test_norms_of_gradients_of_any_size_are_those_of_float64(name):
             np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6 * unit)
 
 
+MEASURED = ("ClipByGlobalNorm", "ZClip", "NormalizeByUpdateNorm", "ScaleByTrustRatio")
+
+
+@pytest.mark.parametrize("name", slow_except((*MEASURED, "ScaleByPolyak"), "ScaleByTrustRatio"))
+def test_other_platforms_than_a_cpu_find_these_norms_without_a_conditional(name, monkeypatch):
+    tx = NORMS[name]
+    on_cpu = updates_of_sizes(tx, jnp.float32)
+    grads = {"w": jnp.ones((3, 4)), "b": jnp.ones(4)}
+
+    def has_conditional():
+        step = jax.make_jaxpr(lambda opt: opt.update(grads, grads, value=jnp.ones(())))
+        return " cond[" in str(step(sl.Optimizer(tx, grads)))
+
+    assert has_conditional()
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, cpu, default: default(*args))
+    assert not has_conditional()
+    for own, wanted in zip(updates_of_sizes(tx, jnp.float32), on_cpu, strict=True):
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), own, wanted)
+
+
 @pytest.mark.parametrize("size", slow_except((1e-25, 1e-20, 1e20, 1e25), 1e-25))
 def test_a_common_factor_changes_no_direction(size):
     random = np.random.default_rng(0)

@@ -168,10 +168,18 @@ def scaled_square(
 def _factor(square: Real[Array, "..."]) -> Real[Array, "..."]:
     """The factor with which to sum the squares again, whose sum is this one without a factor."""
     square = jax.lax.stop_gradient(square)
-    # Its square is finite, for the reason that `_times` says.
-    power = 2.0 ** (int(jnp.finfo(square.dtype).maxexp) // 2 - 1)
-    too_large = jnp.where(square < jnp.inf, 1, 1 / power)
-    return jnp.where(square < _least(square), power, too_large).astype(square.dtype)
+    too_large = jnp.where(square < jnp.inf, 1, _for_large(square))
+    return jnp.where(square < _least(square), _for_small(square), too_large)
+
+
+def _for_small(square: Real[Array, "..."]) -> Scalar:
+    """The factor of arrays whose squares underflow. Its square is finite."""
+    return jnp.asarray(2.0 ** (int(jnp.finfo(square.dtype).maxexp) // 2 - 1), square.dtype)
+
+
+def _for_large(square: Real[Array, "..."]) -> Scalar:
+    """The factor of arrays whose squares overflow."""
+    return 1 / _for_small(square)
 
 
 def _least(square: Real[Array, "..."]) -> float:
@@ -182,10 +190,10 @@ def _least(square: Real[Array, "..."]) -> float:
 def _times(x: Inexact[Array, "..."], factor: Real[Array, "..."]) -> Inexact[Array, "..."]:
     if jnp.iscomplexobj(x):
         return jax.lax.complex(_times(x.real, factor), _times(x.imag, factor))
-    # Of a constant array, such as the zeros that are the gradient of what a loss does not use, XLA
-    # squares the array and the factor separately. Where it does not know the factor, the selection,
-    # whose condition never holds, prevents this.
-    return jnp.where(factor < 0, 0, x * factor)
+    # Without the selection, which makes no difference, XLA would square the array and the factor
+    # separately wherever it knows one of them.
+    product = x * factor
+    return jnp.where(jnp.isnan(product), x, product)
 
 
 def global_norm(tree: PyTree) -> Scalar:
@@ -271,6 +279,7 @@ class NormOf(eqx.Module):
     holds, or of an array that is not finite, is NaN.
 
     The squares are summed as they are, and once more with a factor where that sum was out of range.
+    Elsewhere than on a CPU all these sums are taken at once.
 
     **Arguments:**
 
@@ -316,8 +325,7 @@ def norms_of(sums: Sequence[SumOfSquares], again: Again) -> Real[Array, " sums"]
     """The norms whose squares are these sums, of which there is at least one."""
     squares = _stacked([s.value for s in sums])
     good = functools.reduce(jnp.logical_and, [_in_range(s.value, s.small) for s in sums])
-    # A single conditional, since a GPU waits for the host at each.
-    return jax.lax.cond(good, lambda: root(squares), lambda: _or_nan(_norms_again(sums, again)))
+    return _checked(good, lambda: root(squares), sums, again, lambda norms: norms)
 
 
 def norm_of_all(sums: Sequence[SumOfSquares], again: Again) -> Scalar:
@@ -326,14 +334,39 @@ def norm_of_all(sums: Sequence[SumOfSquares], again: Again) -> Scalar:
     if not sums:
         return total
     good = _in_range(total, any(s.small for s in sums))
-    return jax.lax.cond(good, lambda: root(total), lambda: _or_nan(norm(_norms_again(sums, again))))
+    return _checked(good, lambda: root(total), sums, again, norm)
 
 
-def _norms_again(sums: Sequence[SumOfSquares], again: Again) -> Real[Array, " sums"]:
+def _checked(
+    good: Bool[Array, ""],
+    usual: Callable[[], Array],
+    sums: Sequence[SumOfSquares],
+    again: Again,
+    join: Callable[[Array], Array],
+) -> Array:
+    """The usual norm where the sums are in range, and else the joined norms of sums in range."""
     # Compiled, so that leaves share a trace.
     factors = [jax.jit(_factor)(s.value) for s in sums]
-    pairs = zip(again(factors), factors, strict=True)
-    return _stacked([root(s.value) / factor for s, factor in pairs])
+
+    def joined(found: Sequence[SumOfSquares]) -> Array:
+        pairs = zip(found, factors, strict=True)
+        return _or_nan(join(_stacked([root(s.value) / factor for s, factor in pairs])))
+
+    def on_cpu() -> Array:
+        return jax.lax.cond(good, usual, lambda: joined(again(factors)))
+
+    # A GPU would wait for the host at a conditional, and where a branch has nothing but sums, XLA
+    # takes both. It makes one kernel of several sums over an array that is read once.
+    def elsewhere() -> Array:
+        ups, downs = ([extreme(s.value) for s in sums] for extreme in (_for_small, _for_large))
+        plain, up, down = (_stacked([s.value for s in x]) for x in (sums, again(ups), again(downs)))
+        # As vectors, since a GPU would have kernels for each leaf.
+        alike = len({s.value.dtype for s in sums}) == 1
+        factor = _factor(plain) if alike else _stacked(factors)
+        found = jnp.where(factor > 1, up, jnp.where(factor < 1, down, plain))
+        return jnp.where(good, usual(), _or_nan(join(root(found) / factor)))
+
+    return jax.lax.platform_dependent(cpu=on_cpu, default=elsewhere)
 
 
 def _in_range(square: Scalar, small: bool) -> Bool[Array, ""]:

@@ -92,7 +92,8 @@ def init_state(transform: AbstractTransform[Any], params: Params) -> Any:
     def put(x: Any, home: NamedSharding) -> Any:
         if not isinstance(x, jax.Array) or isinstance(x, Tracer):
             return x
-        return jax.device_put(x, home.update(memory_kind=x.sharding.memory_kind))
+        home = home.update(memory_kind=x.sharding.memory_kind)
+        return x if x.sharding.is_equivalent_to(home, x.ndim) else jax.device_put(x, home)
 
     state = init_on_host(params) if on_host else transform.init(params)
     mesh = next((at.mesh for at in map(mesh_sharding, named.values()) if at is not None), None)

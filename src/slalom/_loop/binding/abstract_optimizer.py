@@ -21,6 +21,7 @@ from ...tree.memory import to_device, to_memory_of
 from ...tree.packed import holds_arrays, unpack
 from ...tree.types import Params, PyTree, Tracer
 from ..programs.compiled import EvalInputs, check_readable, compiled_evaluation
+from ..programs.reading import reading
 from ..reports.describe import Description, as_html, describe, metrics, summary
 from ..reports.schedule_plots import plot_schedules
 from .binding import Arrays, Binding
@@ -87,7 +88,7 @@ class AbstractOptimizer(AbstractPrinted):
     def has_updated(self) -> Bool[Array, "*runs"]:
         """Whether the last step updated any parameter. False before the first step."""
         check_readable(self)
-        return jnp.logical_and(self.transform.has_updated(self.state), self.count > 0)
+        return _has_updated(self)
 
     @property
     def loss_scale(self) -> Float[Array, "*runs"]:
@@ -97,9 +98,7 @@ class AbstractOptimizer(AbstractPrinted):
         multiplies the loss itself.
         """
         check_readable(self)
-        for part in loss_of(self.transform, self.state).askers("scaled loss"):
-            return jnp.copy(part.state.scale)  # the next step may donate the state
-        return jnp.ones(self.count.shape, jnp.float32)
+        return _loss_scale(self)
 
     # --- the next step and the last one -----------------------------------------------------
 
@@ -112,7 +111,8 @@ class AbstractOptimizer(AbstractPrinted):
         `.to_dict()` returns all of them as Python numbers. For an optimizer created under `vmap`,
         each value is an array with one entry per run.
         """
-        return Readings(self._read(_hyperparams), "hyperparams")
+        check_readable(self)
+        return Readings(_hyperparams(self), "hyperparams")
 
     @property
     def metrics(self) -> Readings:
@@ -121,14 +121,8 @@ class AbstractOptimizer(AbstractPrinted):
         Any unambiguous path suffix works as a key. `.to_dict()` returns all of them as Python
         numbers.
         """
-        return Readings(self._read(_metrics), "metrics", _record_advice)
-
-    def _read(self, read: Callable[[Any], Readings]) -> Readings:
         check_readable(self)
-        if isinstance(self.arrays.count, jax.ShapeDtypeStruct):
-            return jax.eval_shape(read, self)
-        # An optimizer created under `vmap` has a count for each run.
-        return jax.vmap(read)(self) if jnp.ndim(self.arrays.count) else read(self)
+        return Readings(_metrics(self), "metrics", _record_advice)
 
     # --- parameters -------------------------------------------------------------------------
 
@@ -264,15 +258,26 @@ class AbstractOptimizer(AbstractPrinted):
         return summary(self.transform, self.state, count, parameters, self.binding.trainable)
 
 
-@jax.jit
+@reading
+def _has_updated(opt: AbstractOptimizer) -> Any:
+    return jnp.logical_and(opt.transform.has_updated(opt.state), opt.arrays.count > 0)
+
+
+@reading
+def _loss_scale(opt: AbstractOptimizer) -> Any:
+    for part in loss_of(opt.transform, opt.state).askers("scaled loss"):
+        return part.state.scale
+    return jnp.float32(1)
+
+
+@reading
 def _hyperparams(opt: AbstractOptimizer) -> Readings:
-    return jax.tree.map(jnp.copy, read(opt.transform, opt.state, Context(step=opt.count)))
+    return read(opt.transform, opt.state, Context(step=opt.arrays.count))
 
 
-@jax.jit
+@reading
 def _metrics(opt: AbstractOptimizer) -> Readings:
-    # Copied, because the next step may donate the state.
-    return jax.tree.map(jnp.copy, Readings(metrics(opt.transform, opt.state)))
+    return Readings(metrics(opt.transform, opt.state))
 
 
 _RECORDED = ("grad_norm", "update_norm", "param_norm", "lost_updates")

@@ -211,6 +211,69 @@ RAW = {
 }
 
 
+JUNK = None, 0, -1, 2**70, float("nan"), "", "x", "opt.count", [], {}, ["a"], "key<x>", [2**40] * 2
+ODD_DTYPES = (
+    ",",
+    "longdouble",
+    "O",
+    "V99999999999",
+    "f4,f4",
+    "(2,)f4",
+    "M8[s]",
+    "int4",
+    "[('a', 'f4')]",
+)
+
+
+def nodes_of(x):
+    """All places in a tree of JSON: what holds each, and its key."""
+    inside = x.items() if isinstance(x, dict) else enumerate(x) if isinstance(x, list) else ()
+    return [place for key, child in inside for place in ((x, key), *nodes_of(child))]
+
+
+def mutated(x, random):
+    """A tree of JSON in which something is replaced, removed, or where another part belongs."""
+    (holder, key), (other, there) = random.choices(nodes_of(x), k=2)
+    junk = random.choice(JUNK + (ODD_DTYPES if key == "dtype" else ()))
+    holder[key] = random.choice([junk, json.loads(json.dumps(other[there]))])
+    if random.random() < 0.2:
+        holder.pop(key)
+    return x
+
+
+@pytest.mark.slow
+def test_any_layout_is_loaded_or_refused_by_name(path):
+    random_ = random.Random(0)
+    model = {"w": jnp.ones((4, 40)), "b": jnp.ones(3)}
+    groups = {sl.where.path("w"): sl.adamw(0.1).every_k(2)}
+    opt = sl.Optimizer(sl.lion(0.1).partition(groups).store("int8", min_size=4), model)
+    plain = sl.Optimizer(sl.lion(0.1).partition(groups), model)
+    sl.checkpoint.save(path, model=model, opt=opt, n=1)
+    whole, texts = path.read_bytes(), sl.checkpoint.header(path)
+    refused = 0
+    for _ in range(300):
+        name = random_.choice(["layouts", "layouts", "checksums"])
+        text = json.dumps(mutated(json.loads(texts[name]), random_))
+        path.write_bytes(whole)
+        forged(path, with_text(**{name: text}))
+        try:
+            fresh = {"model": model, "opt": random_.choice([opt, plain]), "n": 0}
+            sl.checkpoint.load(path, strict=random_.random() < 0.5, **fresh)
+        except (sl.checkpoint.DamagedError, sl.checkpoint.MismatchError):
+            refused += 1
+    assert refused > 100
+
+
+@pytest.mark.parametrize("dtype", ODD_DTYPES)
+def test_an_encoded_leaf_has_a_dtype_of_parameters(dtype, path):
+    opt = sl.Optimizer(sl.lion(0.1).store("int8"), {"w": jnp.ones(5000)})
+    sl.checkpoint.save(path, opt=opt)
+    layouts = sl.checkpoint.header(path)["layouts"].replace("float32", dtype)
+    forged(path, with_text(layouts=layouts))
+    with pytest.raises(sl.checkpoint.DamagedError):
+        sl.checkpoint.load(path, opt=opt)
+
+
 @pytest.fixture
 def two(tmp_path):
     """The last two checkpoints of a run, of steps 1 and 2."""

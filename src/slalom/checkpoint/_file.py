@@ -199,6 +199,16 @@ def _decode(x: np.ndarray, kind: str) -> np.ndarray:
     return x.view(dtype)
 
 
+def dtype_named(kind: str) -> np.dtype:
+    """The dtype of an array of a checkpoint. Raises an error for a name that stands for none."""
+    small = _small_dtype(kind)
+    if small is not None:
+        return small
+    if kind not in DTYPES and kind != "complex128":
+        raise ValueError(f"the dtype {kind!r}")
+    return np.dtype(kind)
+
+
 def _small_dtype(kind: str) -> np.dtype | None:
     """A dtype of at most 8 bits that NumPy does not have, such as float8 and int4 variants."""
     import ml_dtypes
@@ -311,10 +321,15 @@ class File:
 
     @contextmanager
     def parsing(self) -> Iterator[None]:
-        """A context in which text of the file is parsed, whose errors become `DamagedError`."""
+        """A context in which text of the file is parsed, whose errors become `DamagedError`.
+
+        All errors, since NumPy and Python raise many for text that somebody has made up.
+        """
         try:
             yield
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (OSError, DamagedError, NewerVersionError):
+            raise
+        except Exception as error:
             raise malformed(self._what, error) from error
 
     def check(self) -> None:

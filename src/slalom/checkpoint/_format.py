@@ -169,7 +169,7 @@ def decoded(head: bytes, body: int, what: str) -> tuple[dict[str, str], dict[str
         expected = _total(entries)
     except NewerVersionError:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except Exception as error:
         raise malformed(what, error) from error
     if body != expected:
         raise DamagedError(

@@ -14,7 +14,7 @@ from .._loop.binding.names import Position, named_arrays, positions
 from .._loop.binding.optimizer import Optimizer
 from .._loop.reports.rebind import Side
 from ..tree.paths import example
-from ._file import Unread
+from ._file import Unread, dtype_named
 from ._leaves import difference
 
 StateLayout = dict[str, Side]
@@ -88,9 +88,12 @@ def _leaf_from_json(known: Mapping[str, Any], start: str) -> tuple[Slot, Any]:
     named = dict(zip(map(_text, known["parts"]), arrays, strict=True))
     if len(named) < max(1, len(arrays)):
         raise ValueError(f"a leaf with the arrays {arrays} and the parts {[*named]}")
-    codec, shape, dtype = _text(known["codec"]), tuple(known.get("shape", ())), known["dtype"]
-    np.empty(0, _text(dtype)).reshape(0, *shape)
-    return slot, Encoded(named, codec, shape, np.dtype(dtype), bool(known.get("nonnegative")))
+    codec, dtype = _text(known["codec"]), dtype_named(_text(known["dtype"]))
+    shape = tuple(known.get("shape", ()))
+    np.empty(0, dtype).reshape(0, *shape)
+    if not jax.numpy.issubdtype(dtype, np.inexact):
+        raise ValueError(f"parameters of the dtype {dtype.name}")
+    return slot, Encoded(named, codec, shape, dtype, bool(known.get("nonnegative")))
 
 
 def _text(x: Any) -> str:

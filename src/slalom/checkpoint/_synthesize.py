@@ -115,21 +115,26 @@ def _add_snapshots(file: File, path: Path, opt: str, found: dict[str, list[_Snap
             for slot, name in _pairs(layout["rules"])
             if slot.local == "decay.sigma_rel" and slot.rule == Average.__name__
         }
-        own = [(slot, names) for slot, names in _pairs(layout["state"]) if slot.owner in sigmas]
-        ages = {slot.owner: file.unread(name).read() for slot, name in own if slot.mark == PER_LEAF}
-        ages = {owner: np.unique(ages[owner]) for owner in sigmas}
-    for slot, names in own:
-        owner, param = slot.owner, slot.param
-        if param is None:  # "" is a model that is one array
-            continue
-        age = ages[owner]
-        if age.size > 1:
+        if not all(0 < sigma <= float(np.float32(LARGEST)) for sigma in sigmas.values()):
+            raise ValueError(f"the widths {[*sigmas.values()]}")
+        state = [(slot, names) for slot, names in _pairs(layout["state"]) if slot.owner in sigmas]
+        ages = {
+            slot.owner: file.unread(name).read() for slot, name in state if slot.mark == PER_LEAF
+        }
+        ages = {owner: np.unique(age).astype(float).tolist() for owner, age in ages.items()}
+        # "" is a model that is one array.
+        own = [(x.param, *pair) for pair in state if (x := pair[0]).param is not None]
+        times = [ages[slot.owner] for _, slot, _ in own]
+        if not all(times):
+            raise ValueError("an average without its number of steps")
+    for (param, slot, names), (time, *others) in zip(own, times, strict=True):
+        if others:
             raise ValueError(
                 "The averages of some parameters were reset during the run, so their snapshots "
                 "cannot be combined with those before."
             )
-        if age[0] > 0:
-            snapshot = _Snapshot(float(age[0]), sigmas[owner], path, names, slot.local)
+        if time > 0:
+            snapshot = _Snapshot(time, sigmas[slot.owner], path, names, slot.local)
             found.setdefault(param, []).append(snapshot)
 
 

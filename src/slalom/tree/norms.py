@@ -190,10 +190,10 @@ def _least(square: Real[Array, "..."]) -> float:
 def _times(x: Inexact[Array, "..."], factor: Real[Array, "..."]) -> Inexact[Array, "..."]:
     if jnp.iscomplexobj(x):
         return jax.lax.complex(_times(x.real, factor), _times(x.imag, factor))
-    # Without the selection, which makes no difference, XLA would square the array and the factor
-    # separately wherever it knows one of them.
-    product = x * factor
-    return jnp.where(jnp.isnan(product), x, product)
+    # Of a constant array, such as the zeros that are the gradient of what a loss does not use, XLA
+    # squares the array and the factor separately. Where it does not know the factor, the selection,
+    # whose condition never holds, prevents this.
+    return jnp.where(factor < 0, 0, x * factor)
 
 
 def global_norm(tree: PyTree) -> Scalar:
@@ -358,7 +358,11 @@ def _checked(
     # A GPU would wait for the host at a conditional, and where a branch has nothing but sums, XLA
     # takes both. It makes one kernel of several sums over an array that is read once.
     def elsewhere() -> Array:
-        ups, downs = ([extreme(s.value) for s in sums] for extreme in (_for_small, _for_large))
+        # With constants XLA would square the arrays and the factors separately.
+        ups, downs = (
+            [jax.lax.optimization_barrier(extreme(s.value)) for s in sums]
+            for extreme in (_for_small, _for_large)
+        )
         plain, up, down = (_stacked([s.value for s in x]) for x in (sums, again(ups), again(downs)))
         # As vectors, since a GPU would have kernels for each leaf.
         alike = len({s.value.dtype for s in sums}) == 1

@@ -34,7 +34,7 @@ def load(
 
     Pass the initial values of a new run of the program: they give the structures, dtypes and
     shardings, and everything that is not saved, such as functions. Every name, shape, dtype and
-    checksum is checked, and nothing in the file is ever executed.
+    checksum is checked, and loading never executes code.
 
     ```python
     >>> import tempfile

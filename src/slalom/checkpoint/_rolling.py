@@ -57,7 +57,7 @@ class Rolling:
 
         **Arguments:**
 
-        - `directory`: the directory. Nothing else should write to it.
+        - `directory`: the directory. Only this object should write to it.
         - `keep`: the number of checkpoints to keep, at least 1; `None` keeps all of them.
         - `background`: whether to write files while training goes on, as for `save`.
         """

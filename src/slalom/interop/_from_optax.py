@@ -107,10 +107,10 @@ def from_optax(
     Schedules of Optax count in its own state: they count calls of `update`, and are not reset.
 
     Parts of Optax's state with the structure and shapes of the parameters are treated as moments by
-    `sl.map_params`, `opt.describe`, `opt.shard_state`, `opt.reset`, `opt.rebind` and checkpoints.
-    A count next to them belongs to all parameters: `opt.reset(model, where)` of only some is
-    refused, and `opt.rebind` gives new parameters no bias correction of their own. If the only
-    parameter is a scalar, nothing is treated as a moment.
+    `sl.map_params`, `opt.describe`, `opt.shard_state`, `opt.reset`, `opt.rebind` and checkpoints. A
+    count next to them belongs to all parameters: `opt.reset(model, where)` of only some is refused,
+    and `opt.rebind` gives new parameters no bias correction of their own. If the only parameter is
+    a scalar, no field is treated as a moment.
 
     **Arguments:**
 

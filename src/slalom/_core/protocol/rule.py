@@ -220,7 +220,7 @@ class AbstractRule(AbstractTransform[State]):
     def refresh(self, g: Array, leaf: State) -> None:
         """Assigns the fields in `refreshes`, in steps in which `self.due` is true.
 
-        It runs for all leaves in one conditional, so the steps in between pay nothing for it. Small
+        It runs for all leaves in one conditional, so the steps in between do not pay for it. Small
         matrices of equal shape are then processed together. `begin` sets `self.due`: a bool, or one
         for each leaf.
 

@@ -175,15 +175,15 @@ def minimize(
 
     ```
 
-    It stops where nothing is left to gain, whatever the units of the loss f and of the parameters
-    w: after a step s, with the gradient g along the set of `.project` or of bounds, if
+    It stops when no progress is left, whatever the units of the loss f and of the parameters w:
+    after a step s, with the gradient g along the set of `.project` or of bounds, if
 
     - the change of the loss and half of the slope along s are at most `ftol`·|f| (`"change"`),
     - every |sᵢ| is at most `xtol` times the largest |wᵢ| so far (`"step"`), or
     - every |gᵢ| times the largest |wᵢ| so far is at most `gtol`·|f| (`"gradient"`).
 
     The first two need a step that changes the slope along itself by half: a shorter one, as with a
-    small learning rate or a large damping, says nothing about the distance to the minimum.
+    small learning rate or a large damping, does not measure the distance to the minimum.
 
     It works for every rule, and under `jax.vmap` for restarts from many points:
 

@@ -51,9 +51,9 @@ class ScaleByBacktrackingLinesearch(AbstractLinesearch):
         f(w + η·u) ≤ f(w) + δ·|f(w)| + c·η·⟨g, u⟩ + ε
 
     The search tries η = min(a·η_last, η_max), then η·d, η·d², … A loss that is not finite never
-    meets the criterion. If no η meets it, the last one is used if it lowers the loss; otherwise
-    the parameters do not change, and the next search starts where this one ended. If u ascends,
-    ⟨g, u⟩ > 0, the parameters do not change and nothing is tried.
+    meets the criterion. If no η meets it, the last one is used if it lowers the loss; otherwise the
+    parameters do not change, and the next search starts where this one ended. If u ascends, ⟨g, u⟩
+    > 0, the parameters do not change, and no rate is tried.
 
     Use it as the last link of a chain, for example after `sl.sgd(1.0)`. Pass `value=`, `grad=` and
     `value_fn=` to `opt.step`, or use `sl.train_step`. Under `.mask`, `.only` and `.partition` the

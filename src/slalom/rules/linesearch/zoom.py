@@ -82,8 +82,8 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
     condition, so the search turns back from there.
 
     If no rate meets both conditions, the search uses the lowest loss that meets the first one. If
-    there is none, it uses the lowest loss of all if that is below f(w); otherwise the parameters
-    do not change. If u ascends, ⟨g, u⟩ > 0, they do not change and nothing is tried.
+    there is none, it uses the lowest loss of all if that is below f(w); otherwise the parameters do
+    not change. If u ascends, ⟨g, u⟩ > 0, they do not change, and no rate is tried.
 
     Use it as the last link of a chain, as in `sl.lbfgs`. Pass `value=`, `grad=` and `value_fn=` to
     `opt.step`, or use `sl.train_step`. Under `.mask`, `.only` and `.partition` the loss is a

@@ -67,7 +67,7 @@ class ScaleByKron(AbstractRule[ScaleByKronState]):
     and Q_R likewise with Aᵀ and Bᵀ. The norm is a lower bound of the spectral norm, from one step
     of a power iteration. A step refreshes, before it uses the factors, once 1/p steps have passed
     since the last refresh, where p is the update probability. Refreshes are one branch, so the
-    steps in between pay nothing for them.
+    steps in between do not pay for them.
 
     The root mean square is taken over one matrix. Put `sl.Ema(0.9)` in front of it, as `sl.kron`
     does.

@@ -50,7 +50,7 @@ class ScaleByShampoo(AbstractRefreshed[ScaleByShampooState]):
 
     L̂ and R̂ are corrected for the bias towards the start at zero. With β = 1, L and R are sums.
     The roots are taken of L̂ + ε·λ·I, where λ is the largest eigenvalue. They are computed in the
-    first step and then every f steps, in one branch, so the steps in between pay nothing for it.
+    first step and then every f steps, in one branch, so the steps in between do not pay for it.
 
     A matrix with a side longer than `block_size` is cut into blocks of equal size, each with
     factors of its own.

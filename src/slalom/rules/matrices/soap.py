@@ -173,9 +173,9 @@ class ScaleBySoap(AbstractInEigenbasis[ScaleBySoapState]):
         U = Q_L·(M̂ₜ / (√V̂ₜ + ε))·Q_Rᴴ
         Lₜ = β_s·Lₜ₋₁ + (1 − β_s)·G·Gᴴ,   Rₜ = β_s·Rₜ₋₁ + (1 − β_s)·Gᴴ·G
 
-    Q_L and Q_R are the eigenvectors of L and R. Every f steps one step of a power iteration,
-    Q ← QR(L·Q), makes them follow; M turns with them, and V is permuted as their eigenvalues are
-    sorted. All of this happens in one branch, so the steps in between pay nothing for it. The first
+    Q_L and Q_R are the eigenvectors of L and R. Every f steps one step of a power iteration, Q ←
+    QR(L·Q), makes them follow; M turns with them, and V is permuted as their eigenvalues are
+    sorted. All of this happens in one branch, so the steps in between do not pay for it. The first
     step of a parameter computes L, R and their eigenvectors, and does not update it.
 
     Follows the authors' code where the paper leaves a choice: the first step only initializes, and

@@ -34,7 +34,7 @@ class Cautious(AbstractRule[None]):
 
     **Arguments:**
 
-    - `min_fraction`: c, the lower bound of the mean, in (0, 1]. With 1 nothing is scaled up.
+    - `min_fraction`: c, the lower bound of the mean, in (0, 1]. With 1, no entry is scaled up.
 
     ??? cite "Liang et al., [Cautious Optimizers: Improving Training with One Line of
         Code](https://arxiv.org/abs/2411.16085), 2024"

@@ -39,9 +39,9 @@ class ZClip(AbstractRule[ZClipState]):
         μ ← α·μ + (1 − α)·c
         σ² ← α·σ² + (1 − α)·(c − μ)²      with the new μ
 
-    In the first steps nothing is clipped, and μ and σ are the mean and the standard deviation of
-    their norms. The norm is summed in at least float32. A norm that is not finite makes the updates
-    not finite, and leaves μ and σ as they are. `opt.metrics` contains `z`.
+    The first steps are not clipped, and μ and σ are the mean and the standard deviation of their
+    norms. The norm is summed in at least float32. A norm that is not finite makes the updates not
+    finite, and leaves μ and σ as they are. `opt.metrics` contains `z`.
 
     This is the "adaptive scaling" of the authors' code, which also clips by a fixed norm: write
     `sl.ZClip() | sl.ClipByGlobalNorm(1.0)`.

@@ -111,7 +111,7 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
     The paper weights by γₜ², which is the same unless the learning rate decays. The largest rate so
     far and r come from the authors' code. Differs from that code: it corrects the bias of
     `polyak_beta` twice, takes β₁·(zₜ − xₜ) for zₜ − yₜ, which differs while β₁ changes, and divides
-    by zero where all gradients are zero; here such a step does nothing. Differs from Optax: wₜ is
+    by zero where all gradients are zero; here such a step has no effect. Differs from Optax: wₜ is
     the rate that the step uses (Optax evaluates schedules one step later), sums are never kept in
     half precision, and the learning rate is not passed twice.
 

@@ -26,8 +26,7 @@ CITATION = re.compile(r"^\?\?\? cite \"(.*?)\"$", re.MULTILINE | re.DOTALL)
 NAME = re.compile(r"(?<!\[)`(?:(sl|eqx|opt|tx)\.)?([A-Za-z_][\w.]*)(\([^`]*\))?`(?!\])")
 ARGUMENTS = re.compile(r"(?<=\*\*Arguments:\*\*\n\n)(?:- .*\n?(?: +\S.*\n?)*)+")
 ITEM = re.compile(r"^- (.*(?:\n +\S.*)*)", re.MULTILINE)
-NAMED = re.compile(r"((?:`\w+`(?:,\s+)?)+): (.*)", re.DOTALL)
-OTHERS = re.compile(r"The (?:others|arguments): as\s+in\s+`([\w.]+)`\.\s*(.*)", re.DOTALL)
+NAMED = re.compile(r"((?:`\w+`(?:,\s+)?)+):\s+(.*)", re.DOTALL)
 DEFAULT = re.compile(r"\s*Defaults? to [^.]*\.(?=\s|$)")
 REFERENCE = re.compile(r"as\s+in\s+`([\w.]+)`\.\s*(.*)", re.DOTALL)
 MODULES = (
@@ -108,20 +107,12 @@ class Slalom(griffe.Extension):
             return text
         defaults = {p.name: p.default for p in _signature(thing)}
         explained = _explained(text)
-        listed = [name for names, _ in _items(section[0]) for name in names]
         entries = []
         for names, said in _items(section[0]):
-            if OTHERS.match(said):
-                names = [name for name in defaults if name in explained and name not in listed]
-                rest = OTHERS.match(said)[2]
-            elif REFERENCE.match(said):
-                rest = ""
+            if REFERENCE.match(said):
+                entries += [([name], explained[name]) for name in names]
             else:
                 entries.append((names, said))
-                continue
-            entries += [([name], explained[name]) for name in names]
-            if rest:
-                entries.append(([], rest))
         listed = {name for names, _ in entries for name in names}
         unexplained = [name for name in defaults if name != "self" and name not in listed]
         if unexplained and thing.path in self.pages:
@@ -196,11 +187,8 @@ def _explained(text: str) -> dict[str, str]:
     """What a docstring says of each argument, itself or by reference to another one."""
     section = ARGUMENTS.search(text)
     own: dict[str, str] = {}
-    others: dict[str, str] = {}
     for names, said in _items(section[0]) if section else []:
-        if all_others := OTHERS.match(said):
-            others = _explained(_text_of(all_others[1]))
-        elif reference := REFERENCE.match(said):
+        if reference := REFERENCE.match(said):
             there, rest = _explained(_text_of(reference[1])), reference[2]
             for name in names:
                 # `adam_b1` of `sl.muon` is the `b1` of `sl.adamw`.
@@ -210,7 +198,7 @@ def _explained(text: str) -> dict[str, str]:
                 own[name] = f"{meaning} {rest}".strip()
         else:
             own |= dict.fromkeys(names, said)
-    return others | own
+    return own
 
 
 def _text_of(name: str) -> str:

@@ -76,7 +76,7 @@ class Entry(NamedTuple):
     shape: tuple[int, ...]
     """The shape in the file."""
     start: int
-    """Where it starts in the body of the file."""
+    """Its position in the body of the file."""
     size: int
     """Its number of bytes."""
     kind: str

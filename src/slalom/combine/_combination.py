@@ -16,7 +16,7 @@ from .._core.protocol.parts import AbstractDeclared
 
 
 class Terms(eqx.Module):
-    """What a step knows about the terms of its loss. `sl.train_step` passes it to the transform.
+    """The terms of the loss at a step. `sl.train_step` passes them to the transform.
 
     **Arguments:**
 

@@ -30,7 +30,8 @@ def cached(maxsize: int) -> Callable[[Any], Any]:
 
 
 def clear_with_functions(clear: Callable[[], None]) -> None:
-    """Registers what empties a cache. It is called when functions in its keys may be unused."""
+    """Registers a function that empties a cache. It is called when functions in its keys may be
+    unused."""
     _clear.append(clear)
 
 

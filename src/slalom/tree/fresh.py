@@ -20,7 +20,7 @@ from .types import Params, PyTree, Tracer, under_jit
 _SMALL = 2**16
 _FEW = 16
 _calls: collections.Counter[Any] = collections.Counter()
-"""How often small zeros of each sharding, shape and dtype were made without a program."""
+"""The number of small zeros of each sharding, shape and dtype that were made without a program."""
 
 
 def full_like(params: Params, dtype: Callable[[np.dtype], Any], value: Any = 0) -> PyTree:

@@ -318,7 +318,7 @@ class SumOfSquares(eqx.Module):
 
 
 Again: TypeAlias = Callable[[list[Scalar]], Sequence[SumOfSquares]]
-"""From factors to the sums of the squares of factor · array."""
+"""Maps factors to the sums of the squares of factor · array."""
 
 
 def norms_of(sums: Sequence[SumOfSquares], again: Again) -> Real[Array, " sums"]:

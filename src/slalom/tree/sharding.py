@@ -24,7 +24,8 @@ def axis_names(entry: Any) -> tuple[str, ...]:
 
 
 def num_parts(sizes: Mapping[str, int], entry: Any) -> int:
-    """Into how many parts one entry of a spec divides an axis, on a mesh with these sizes."""
+    """The number of parts into which one entry of a spec divides an axis, on a mesh with these
+    sizes."""
     return math.prod(sizes[name] for name in axis_names(entry))
 
 

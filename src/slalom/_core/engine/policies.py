@@ -27,7 +27,7 @@ Seeds = tuple[UInt32[Array, ""], UInt32[Array, ""]]
 
 @dataclasses.dataclass(frozen=True)
 class Policy(abc.ABC):
-    """A codec for one half-precision parameter together with what its dtype cannot hold.
+    """A codec for one half-precision parameter and the digits that its dtype cannot hold.
 
     **Arguments:**
 

@@ -43,16 +43,16 @@ class AbstractTraits(AbstractDeclared):
     """The traits of a transform."""
 
     over: ClassVar[str] = "all"
-    """What the transform needs at once:
+    """The entries that the transform needs at once:
 
     | `over` | needs | for example |
     |---|---|---|
     | `"number"` | each element separately | Adam, `.every_k` |
-    | `"sums"` | that, and sums over the elements of all leaves | a clip by the global norm |
-    | `"tree"` | each element, and to which leaf it belongs | `.mask` |
+    | `"sums"` | each element, and sums over all leaves | a clip by the global norm |
+    | `"tree"` | each element, and its leaf | `.mask` |
     | `"leaf"` | whole leaves | the norm of each leaf |
     | `"matrix"` | whole matrices; only for a rule | Shampoo |
-    | `"all"` | whatever | a transform that does not say |
+    | `"all"` | anything | a transform without a declaration |
 
     `.flatten()` takes the first two, and refuses the second with a selector. In a `jax.shard_map`
     whose devices have different elements, all but the first and `"tree"` are refused. For a
@@ -131,7 +131,7 @@ class AbstractTraits(AbstractDeclared):
         return (self.update_sign,) * len(jax.tree.leaves(params))
 
     def notes(self, params: Params) -> tuple[str | None, ...]:
-        """What `opt.describe` says about each leaf for this transform, such as `"768 × 3072"`."""
+        """A note for `opt.describe` about each leaf, such as `"768 × 3072"`."""
         return (None,) * len(jax.tree.leaves(params))
 
     def system(self, params: Params) -> int:

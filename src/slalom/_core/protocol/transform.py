@@ -49,8 +49,8 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def advise_inputs(function: Method) -> Method:
-    """A decorator for `update` and `step` with advice for what Optax takes there, or an optimizer.
-    The signature stays the same."""
+    """A decorator for `update` and `step` that refuses an optimizer, and Optax's arguments, with
+    advice. The signature stays the same."""
     own, name = function.__name__, inspect.signature(function).parameters
 
     @functools.wraps(function)
@@ -187,7 +187,8 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
         return loss.inside(here)
 
     def num_evaluations(self, state: State) -> Int[Array, "*runs"] | int:
-        """How often the last step evaluated the loss at other parameters, for `sl.minimize`."""
+        """The number of evaluations of the loss at other parameters in the last step, for
+        `sl.minimize`."""
         del state
         return 0
 

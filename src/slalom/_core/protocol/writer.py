@@ -77,9 +77,8 @@ class Writer(abc.ABC):
         return params
 
     def in_place(self, params: Params | None) -> PyTree | None:
-        """Where rules that run leaf by leaf may write new parameters themselves, in place of
-        the old ones: a tree of leaves at rest. `None` if this write needs the updates.
-        """
+        """A tree of leaves at rest, in which rules that run leaf by leaf may write new parameters
+        in place of the old ones. `None` if this write needs the updates."""
         del params
 
     def cut(self, keep: tuple[bool, ...]) -> "Writer":

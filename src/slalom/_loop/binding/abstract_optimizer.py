@@ -92,7 +92,7 @@ class AbstractOptimizer(AbstractPrinted):
 
     @property
     def loss_scale(self) -> Float[Array, "*runs"]:
-        """What to multiply the loss of the next step by, before it is differentiated.
+        """The factor to multiply the loss of the next step by, before it is differentiated.
 
         This is the scale of `.scale_loss()`, and 1 for all other optimizers. `sl.train_step`
         multiplies the loss itself.

@@ -1,4 +1,4 @@
-"""How long the compiled programs of optimizers live.
+"""The lifetime of the compiled programs of optimizers.
 
 A function compiled with `jax.jit` is freed with its programs. `opt.step` is never freed, so its
 programs belong to families: the optimizers of one structure for parameters of the same shapes. They

@@ -1,1 +1,1 @@
-"""Where the arrays of an optimizer are on a mesh."""
+"""The placement of an optimizer's arrays on a mesh."""

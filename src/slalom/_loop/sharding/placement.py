@@ -1,4 +1,4 @@
-"""Where state and parameters are on a mesh.
+"""The placement of state and parameters on a mesh.
 
 Fresh state is where `state_shardings` says. Tracers do not show where arrays are, so an optimizer
 keeps a `StateSharding`, and the trace of a step applies it.
@@ -43,7 +43,8 @@ def state_shardings(
     params: Mapping[str, Any],
     mesh: Mesh | AbstractMesh,
 ) -> Any:
-    """Where each array of a fresh state is, which follows from its slot, shape and parameter.
+    """The sharding of each array of a fresh state, which follows from its slot, shape and
+    parameter.
 
     **Arguments:**
 
@@ -96,7 +97,7 @@ def _spec(
 
 
 def _spread(shape: Sequence[int], spec: Sequence[Any], mesh: Mesh | AbstractMesh) -> list[Any]:
-    """How an array is divided among the devices that share a parameter with this spec.
+    """The division of an array among the devices that share a parameter with this spec.
 
     What divides an axis of the parameter divides the next axis of the array that it can. Explicit
     axes of a mesh do not, because they would be part of the types that a rule computes with.
@@ -116,7 +117,8 @@ def divided(shape: Sequence[int], spec: Sequence[Any], mesh: Mesh | AbstractMesh
 
 
 class StateSharding(NamedTuple):
-    """Where the arrays of an optimizer and of its parameters are. The static part of a binding."""
+    """The shardings of an optimizer's arrays and of its parameters. The static part of a
+    binding."""
 
     mesh: Mesh | AbstractMesh
     axis: str | None
@@ -130,7 +132,8 @@ class StateSharding(NamedTuple):
     """The sharding of the state that each gradient is added to."""
 
     def of_updates(self) -> tuple[NamedSharding | None, ...]:
-        """Where each update is: with the state that it is derived from, or with its parameter."""
+        """The sharding of each update: with the state that it is derived from, or with its
+        parameter."""
         pairs = zip(self.grads, self.params, strict=True)
         return tuple(param if grad is None else grad for grad, param in pairs)
 
@@ -148,7 +151,8 @@ class StateSharding(NamedTuple):
 
 
 def remembered(state: Iterable[Any], params: PyTree) -> StateSharding | None:
-    """Where these arrays and parameters are now; `None` without a mesh with automatic axes."""
+    """The current shardings of these arrays and parameters; `None` without a mesh with automatic
+    axes."""
     homes = tuple(map(mesh_sharding, jax.tree.leaves(params)))
     mesh = next((home.mesh for home in homes if home is not None), None)
     if mesh is None or AxisType.Auto not in mesh.axis_types:

@@ -21,7 +21,7 @@ from .placement import StateSharding, divided, home
 
 
 class ShardedState(NamedTuple):
-    """What `Optimizer.shard_state` partitioned, by path."""
+    """A report of the arrays that `Optimizer.shard_state` partitioned, by path."""
 
     partitioned: dict[str, tuple[Any, ...]]
     """The arrays that were partitioned, with the mesh axes along each of their dimensions."""

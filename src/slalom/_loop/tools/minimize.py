@@ -129,7 +129,7 @@ def _shown(x: Array) -> str:
 
 
 class _Inputs(NamedTuple):
-    """What a call of `minimize` passes to its program."""
+    """The inputs of the program of `minimize`."""
 
     args: tuple[Any, ...]
     every: int

@@ -19,7 +19,7 @@ _receivers: dict[int, Callable[..., None]] = {}
 
 @contextlib.contextmanager
 def receiver(function: Callable[..., None]) -> Iterator[Array]:
-    """Lets a function receive what the programs in this context send. Yields its number.
+    """Lets a function receive the values that programs in this context send. Yields its number.
 
     An exception of the function ends the program, and leaves the context as it was raised.
     """

@@ -10,7 +10,7 @@ from ..training.train_step import train_step
 
 
 class Run(NamedTuple):
-    """What a training step carries."""
+    """The values that a training step carries."""
 
     model: PyTree
     opt: Optimizer

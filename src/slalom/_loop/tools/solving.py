@@ -164,7 +164,7 @@ class Solver(NamedTuple):
     def _evaluate(
         self, c: _Carry, root: Part
     ) -> tuple[Scalar, list[Array], dict[str, Any], Int[Array, ""] | int]:
-        """The loss, its gradient, what else a step should know, and how many evaluations it took.
+        """The loss, its gradient, the other inputs of a step, and the number of evaluations.
 
         A line search has evaluated the loss where it ended, and a linearization has the gradient.
         """
@@ -256,7 +256,7 @@ class Solver(NamedTuple):
         return value, [jnp.conj(g) for g in grads]
 
     def _root(self, c: _Carry) -> Part:
-        """The transform with what it sees."""
+        """The transform as a part without an outer one."""
         context = Context(step=c.opt.count)
         return next(parts(c.opt.transform, c.opt.state, context, self._tree(c.params)))
 
@@ -271,7 +271,7 @@ def default_tolerances(dtype: np.dtype) -> dict[str, Array]:
 
 
 def along_sets(part: Part, params: list[Array], grads: list[Array]) -> list[Array]:
-    """The gradient without what leads out of the sets of `.project`, which is 0 at a minimum.
+    """The gradient without components that leave the sets of `.project`. It is 0 at a minimum.
 
     **Arguments:**
 

@@ -27,7 +27,7 @@ from .runs import Run, step_of_runs
 from .sweep_result import SweepResult
 
 IN_FLIGHT = 8
-"""How many steps are dispatched before the loss of the first of them is waited for. Without a
+"""The number of steps that are dispatched before the loss of the first one is waited for. Without a
 limit, the batches of all steps could be in memory at once."""
 
 
@@ -143,13 +143,13 @@ def sweep(
 
 
 class SweepInputs(NamedTuple):
-    """What one step of all runs passes to its program."""
+    """The inputs of the program of one step of all runs."""
 
     batch: tuple[Any, ...]
     fixed: Run
-    """What all runs share, with `None` elsewhere."""
+    """The values that all runs share, with `None` elsewhere."""
     varying: Run
-    """What differs between runs, stacked, with `None` elsewhere."""
+    """The values that differ between runs, stacked, with `None` elsewhere."""
 
 
 class _Runs:

@@ -90,7 +90,7 @@ class TrainStep(Generic[P, R]):
         context: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> jax.stages.Lowered:
-        """The lowered program, as `jax.jit(...).lower(...)` returns it, to see what is compiled."""
+        """The lowered program, as `jax.jit(...).lower(...)` returns it, for inspection."""
         return self._program.lower(self._inputs(model, opt, args, kwargs, context))
 
     @overload

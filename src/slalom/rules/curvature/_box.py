@@ -38,7 +38,7 @@ class Box(NamedTuple):
 
 
 def minimizer(box: Box, pairs: Pairs, theta: Scalar) -> Float[Array, " params"]:
-    """Where the model of the loss is least, approximately, among the points of the box.
+    """An approximate minimizer of the model of the loss among the points of the box.
 
     First the least value along the projected gradient, then over the parameters that are inside
     their bounds there.

@@ -22,16 +22,16 @@ LARGEST = 16 * 2**30
 
 
 class Solution(NamedTuple):
-    """x of a damped system, and what its factorization solves besides.
+    """x of a damped system, and solvers that reuse its factorization.
 
     They are not finite if the factorization failed.
     """
 
     x: Float[Array, " params"]
     again: Callable[[Array], Array]
-    """From another g to its x, with `"parameters"`."""
+    """Solves with another g for its x, with `"parameters"`."""
     from_rows: Callable[[Array], Array]
-    """From y to the x of g = Jᵀ·y."""
+    """Solves with y for the x of g = Jᵀ·y."""
 
 
 class System:
@@ -216,8 +216,8 @@ def by_condition(
     gradient: Float[Array, " params"],
     form: str,
 ) -> tuple[Callable[[Scalar], Float[Array, " params"]], Scalar]:
-    """From a damping to x, by Cholesky where it has enough digits, else by QR; and the trace of
-    JᵀJ.
+    """Solves with a damping for x, by Cholesky where it has enough digits, else by QR; and the
+    trace of JᵀJ.
 
     The Gram matrix has half the digits of J: the relative error of x is about ε·trace/λ.
     """

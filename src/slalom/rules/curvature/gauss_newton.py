@@ -33,7 +33,7 @@ from ._fields import chunk_field, kept, same, solver_field
 from ._system import FORMS, System, by_condition, check_qr, chosen_form, system_bytes
 
 MOST_TRIES = 30
-"""How often the damping is raised in one step."""
+"""The largest number of increases of the damping in one step."""
 
 
 class ScaleByGaussNewtonState(eqx.Module):
@@ -42,7 +42,7 @@ class ScaleByGaussNewtonState(eqx.Module):
     damping: Float[Array, ""]
     """λ of the last step."""
     num_failures: Int[Array, ""]
-    """How many factorizations failed in the last step."""
+    """The number of factorizations that failed in the last step."""
     stuck: Bool[Array, ""]
     """Whether the parameters had not moved since the step before the last one."""
     age: Int[Array, "*leaves"] = per_leaf()
@@ -190,7 +190,7 @@ class ScaleByGaussNewton(AbstractTransform[ScaleByGaussNewtonState]):
     def _solver(
         self, linear: Linearization, vector: Array | None, gradient: Array
     ) -> tuple[Callable[[Scalar], Array], Scalar]:
-        """From a damping to the direction; and the trace of JᵀJ."""
+        """Solves with a damping for the direction; and the trace of JᵀJ."""
         form = chosen_form("ScaleByGaussNewton", self.form, linear)
         if self.solver == "auto":
             return by_condition(linear, vector, gradient, form)

@@ -50,7 +50,7 @@ class ScaleByLevenbergMarquardtState(eqx.Module):
     ratio: Float[Array, ""]
     """The actual over the predicted decrease of the loss of the last try."""
     num_rejected: Int[Array, ""]
-    """How many tries the last step rejected."""
+    """The number of tries that the last step rejected."""
     accepted: Bool[Array, ""]
     """Whether the last step changed the parameters."""
     age: Int[Array, "*leaves"] = per_leaf()
@@ -251,7 +251,7 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
     def _scale(
         self, linear: Linearization, state: ScaleByLevenbergMarquardtState
     ) -> Float[Array, " params"] | None:
-        """D at these parameters, without the ones in place of zeros."""
+        """D at these parameters, before zeros are replaced by ones."""
         if state.scale is None:
             return None
         squares = linear.fold(

@@ -35,10 +35,10 @@ class WriteState(eqx.Module):
     master: PyTree[Float32[Array, "..."]] | None = param_like("exact")
     """Under `"master"`, the parameters."""
     compensation: PyTree[Float[Array, "..."]] | None = param_like("exact")
-    """Under `"kahan"`, what rounding took away, in units in which it is as large as the parameter
-    at most: times 2⁸ for bfloat16, and 2¹¹ for float16."""
+    """Under `"kahan"`, the rounding error, in units in which it is as large as the parameter at
+    most: times 2⁸ for bfloat16, and 2¹¹ for float16."""
     correction: PyTree[Int8[Array, "..."]] | None = param_like("exact")
-    """Under `"ecc"`, what rounding took away, in 2⁻⁸ of the parameter's unit in the last place."""
+    """Under `"ecc"`, the rounding error, in 2⁻⁸ of the parameter's unit in the last place."""
 
 
 def _check_policy(name: str, policy: Any) -> None:

@@ -195,6 +195,56 @@ def test_a_step_is_along_the_combined_gradient():
     np.testing.assert_allclose(metrics["cosines.first.second"], cosine, rtol=1e-5)
 
 
+EACH = {
+    "UPGrad": sl.combine.UPGrad(),
+    "MGDA": sl.combine.MGDA(),
+    "PCGrad": sl.combine.PCGrad(),
+    "ReLoBRaLo": sl.combine.ReLoBRaLo(rho=0.5),
+    "Fixed": sl.combine.Fixed([0.5, 2.0]),
+}
+
+
+@pytest.mark.parametrize("name", slow_except(EACH))
+def test_weights_stay_from_one_refresh_to_the_next(name):
+    combination, passes = EACH[name], []
+
+    def counted(grads):
+        jax.debug.callback(lambda: passes.append(name))
+        return grads
+
+    def weights_in(opt):
+        return [opt.metrics[f"weights.{term}"] for term in NAMES]
+
+    tx, passes_of_refresh = sl.sgd(0.1).if_finite(), 3 if combination.uses_gram else 1
+    step, plain_step = sl.train_step(loss_fn, transform_grads=counted), sl.train_step(loss_fn)
+    opt, each = (sl.Optimizer(tx.combine(combination, NAMES, n), MODEL) for n in (3, 1))
+    model = MODEL
+    for n in range(5):
+        x, before = X * (n + 1), model
+        if n % 3 == 0:
+            _, each, _ = plain_step(model, each, x)
+        passes.clear()
+        model, opt, _ = step(model, opt, x)
+        jax.effects_barrier()
+        assert len(passes) == (passes_of_refresh if n % 3 == 0 else 1)
+        weights = weights_in(opt)
+        np.testing.assert_allclose(weights, weights_in(each), rtol=1e-5)
+
+        def weighted(model, x=x, weights=weights):
+            return sum(
+                w * loss for w, loss in zip(weights, loss_fn(model, x).values(), strict=True)
+            )
+
+        value, grads = jax.value_and_grad(weighted)(before)
+        np.testing.assert_allclose(opt.metrics["weighted_loss"], value, rtol=1e-5)
+        assert_close(model, jax.tree.map(lambda p, g: p - 0.1 * g, before, grads), rtol=1e-5)
+
+    # After a refresh without finite losses the next step refreshes.
+    for x in (X, X * jnp.nan, X):
+        model, opt, _ = step(model, opt, x)
+    assert np.all(np.isfinite(weights_in(opt)))
+
+
 W = sl.where.path("w")
 COMBINED = sl.sgd(0.1).combine(sl.combine.UPGrad(), NAMES)
 # What the combination acts on, how the other parameters move, and whether along the sphere.

@@ -98,7 +98,10 @@ class AbstractGradientMethods(AbstractDeclared):
 
     @advise_keywords
     def combine(
-        self, combination: "slalom.combine.AbstractCombination", terms: Iterable[str]
+        self,
+        combination: "slalom.combine.AbstractCombination",
+        terms: Iterable[str],
+        every: int = 1,
     ) -> "slalom.wrappers.Combine":
         """Steps along a combination of the gradients of several losses.
 
@@ -108,12 +111,14 @@ class AbstractGradientMethods(AbstractDeclared):
 
         - `combination`: how the terms are weighted, such as `sl.combine.UPGrad()`.
         - `terms`: the names of the terms, two or more. They have the order of the weights.
+        - `every`: the number of steps from one refresh of the weights to the next, an int ≥ 1. The
+            steps between compute no gradients of single terms.
 
         **Returns:** a transform.
         """
         from ...wrappers import Combine
 
-        return Combine(self, combination, terms)
+        return Combine(self, combination, terms, every)
 
     @advise_keywords
     def graft(self, magnitude: "slalom.AbstractTransform") -> "slalom.wrappers.Graft":

@@ -314,14 +314,17 @@ def _combined_gradient(
         grads = batch_loss.ascent(grads)
         return grads if options.transform_grads is None else options.transform_grads(grads)
 
-    gram = None
-    if part.module.combination.uses_gram:
+    def products() -> Array:
         # Each product needs two gradients of one layer at a time, so XLA frees those of a layer
         # before it computes the next. They are of the parameters that the combination acts on, and
         # along the set that these are projected onto.
         rows_of = jnp.eye(len(names), dtype=losses.dtype)
         each = [part_with(grad=gradient(row)).context.grad for row in rows_of]
-        gram = cast(gram_matrix(each), canonical_float())
+        return cast(gram_matrix(each), canonical_float())
+
+    gram = None
+    if part.module.combination.uses_gram:
+        gram = part.module.refreshed(part.state, part.context, products, part.state.gram)
     terms = Terms(cast(losses, canonical_float()), gram)
     # A window of `.every_k` merges the terms of its mini-batches.
     part = part_with(terms=terms)

@@ -1,6 +1,7 @@
 """Steps along a combination of the gradients of several losses."""
 
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
 
 import equinox as eqx
 import jax
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ... import tree
+from ..._core.fields.declare import count_field
 from ..._core.protocol.context import Context
 from ..._core.protocol.loss import Loss, loss_of
 from ..._core.protocol.parts import Part
@@ -20,6 +22,8 @@ from ..._core.text.messages import uncalled
 from ...combine import AbstractCombination, Terms
 from ...tree.dtypes import canonical_float
 from ...tree.types import Gradients, Params
+
+_T = TypeVar("_T")
 
 
 def _check_combination(name: str, given: Any) -> None:
@@ -75,7 +79,8 @@ class Combine(AbstractWrapper[CombineState]):
     The loss returns a dict of terms. `sl.train_step` asks the combination for the weights w of this
     step, and differentiates Σ wᵢ·Lᵢ. A combination that depends on the gradients of the terms gets
     their inner products only, so that they need not all be in memory: in an unrolled model those of
-    a layer are freed before the next. The step costs one backward pass per term and one more.
+    a layer are freed before the next. The step costs one backward pass per term and one more. With
+    `every`, the steps between keep the weights, and cost one backward pass.
 
     ```python
     >>> @sl.train_step
@@ -95,15 +100,16 @@ class Combine(AbstractWrapper[CombineState]):
     window so far. One of gradients belongs outside: `tx.every_k(k).combine(...)`.
 
     The step returns the sum of the terms, which `value` is too. `opt.metrics` contains the `terms`
-    and `weights` of the last step by name, and the `cosines` between their gradients, where they
-    were computed. `transform_grads` is called with the gradient of each term, and with the combined
-    one. Transforms that evaluate the loss themselves, such as line searches and `.sam`, are
-    refused, and so are microbatches and `.scale_loss`.
+    and `weights` of the last step by name, the `weighted_loss` Σ wᵢ·Lᵢ, and the `cosines` between
+    the gradients of the terms, where these were last computed. `transform_grads` is called with the
+    gradient of each term, and with the combined one. Transforms that evaluate the loss themselves,
+    such as line searches and `.sam`, are refused, and so are microbatches and `.scale_loss`.
     """
 
     inner: AbstractTransform
     combination: AbstractCombination
     terms: tuple[str, ...] = eqx.field(static=True, converter=_as_names)
+    every: int = count_field(1)
 
     needs: ClassVar[tuple[str, ...]] = ("terms",)
     passes_gradients: ClassVar[bool] = False
@@ -140,7 +146,24 @@ class Combine(AbstractWrapper[CombineState]):
         self, terms: Terms, state: CombineState, context: Context | None
     ) -> tuple[Float[Array, " terms"], Any]:
         """The weights of a step, and the combination's new state."""
-        return self.combination.at_step(terms, state.combination, context)
+
+        def new() -> tuple[Array, Any]:
+            return self.combination.at_step(terms, state.combination, context)
+
+        kept = state.weights.astype(terms.losses.dtype), state.combination
+        return self.refreshed(state, context, new, kept)
+
+    def refreshed(
+        self, state: CombineState, context: Context | None, new: Callable[[], _T], kept: _T
+    ) -> _T:
+        """What is new in the steps that refresh the weights, and what the others keep."""
+        if self.every == 1:
+            return new()
+        step = self.demand("step", None if context is None else context.step)
+        # A fresh state has weights of 0, and a loss that overflowed may have left no finite ones.
+        total = jnp.sum(jnp.abs(state.weights))
+        due = (step % self.every == 0) | ~((total > 0) & (total < jnp.inf))
+        return jax.lax.cond(due, new, lambda: kept)
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, CombineState]:
         state, context = here.state, here.context
@@ -164,6 +187,7 @@ class Combine(AbstractWrapper[CombineState]):
         found = {}
         for kind, values in (("terms", state.losses), ("weights", state.weights)):
             found |= {f"{kind}.{name}": values[..., i] for i, name in enumerate(self.terms)}
+        found["weighted_loss"] = jnp.sum(state.weights * state.losses, axis=-1)
         if state.gram is None:
             return found
         squares = jnp.diagonal(state.gram, axis1=-2, axis2=-1)

@@ -176,6 +176,35 @@ def test_splus_takes_signs_in_the_eigenvectors_of_earlier_steps(f, x64):
     np.testing.assert_allclose(splus_updates(grads, f), wanted, atol=1e-9)
 
 
+RANKS = {"full": np.ones(24), "decades": 10.0 ** -np.arange(24), "low": np.arange(24) < 3, "one": 1}
+
+
+@pytest.mark.parametrize("rank", slow_except(RANKS, "low"))
+@pytest.mark.parametrize("dtype", slow_except(["float32", "float64", "complex64"], "float32"))
+def test_a_refresh_of_soap_is_a_qr_decomposition(rank, dtype, x64):
+    """Also where columns nearly depend on each other, and where they are zero."""
+    random = np.random.default_rng(0)
+    sizes = np.zeros((24, 24)) + RANKS[rank]
+    rule = sl.ScaleBySoap(precondition_frequency=1, b2=0.5)
+    grads = [random.standard_normal((24, 24)) * sizes for _ in range(3)]
+    if dtype == "complex64":
+        grads = [g + 1j * random.standard_normal((24, 24)) * sizes for g in grads]
+    state = rule.init(jnp.zeros((24, 24), dtype))
+    for g in grads:
+        before, (_, state) = state, rule.update(jnp.asarray(g, dtype), state)
+    eps = float(jnp.finfo(dtype).eps)
+    for x, q, new in zip(before.statistics, before.basis, state.basis, strict=True):
+        x, q, new = (np.asarray(a[0], np.complex128) for a in (x, q, new))
+        product = x @ q
+        order = np.argsort(-np.sum(q.conj() * product, 0).real)
+        wanted, triangle = np.linalg.qr(product[:, order])
+        np.testing.assert_allclose(new.conj().T @ new, np.eye(24), atol=20 * eps)
+        sizes = np.abs(np.diagonal(triangle))
+        known = int(np.argmin(np.append(sizes > 1e-3 * sizes[0], False)))
+        of_span = [a[:, :known] @ a[:, :known].conj().T for a in (new, wanted)]
+        np.testing.assert_allclose(*of_span, atol=1e-4 if eps > 1e-10 else 1e-11)
+
+
 IN_EIGENBASES = {
     "soap": sl.ScaleBySoap(),
     "soap each step": sl.ScaleBySoap(precondition_frequency=1),

@@ -21,7 +21,7 @@ from ..._core.protocol.chain import chain
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import per_leaf, per_param
 from ..._core.text.advice import advise_keywords
-from ...rules.matrices._kronecker import adjoint
+from ...rules.matrices._products import adjoint
 from ...rules.momentum.momentum import first_moment
 from ...rules.shaping.decay import decayed_descent
 from ...tree.types import Params

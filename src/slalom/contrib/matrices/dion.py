@@ -27,7 +27,7 @@ from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like, per_param
 from ..._core.text.advice import advise_keywords
 from ...rules._layout import check_scale, scale_of, warn_guessed
-from ...rules.matrices._kronecker import adjoint, times_adjoint
+from ...rules.matrices._products import adjoint, times_adjoint
 from ...rules.matrices._routing import chosen, decay_if_any, with_adam_elsewhere
 from ...rules.matrices.orthogonalize import _default_adam_rate
 from ...rules.momentum.momentum import first_moment

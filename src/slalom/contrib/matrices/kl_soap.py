@@ -20,14 +20,13 @@ from ..._core.fields.declare import (
 from ..._core.state.marks import per_param
 from ...rules.matrices._kronecker import (
     Frequency,
-    adjoint,
-    adjoint_times,
     bounded_entries,
     by_side,
     frequency_field,
     into_basis,
     iterated_eigenvectors,
 )
+from ...rules.matrices._products import adjoint, adjoint_times
 from ...rules.matrices.soap import AbstractInEigenbasis, AbstractInEigenbasisState
 from ...tree.types import Params
 from ...where.layout import LayoutLike

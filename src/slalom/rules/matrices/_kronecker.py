@@ -22,6 +22,8 @@ from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import State, missing
 from ...tree.types import Params
 from ...where.layout import Matrix
+from ._orthonormal import orthonormal
+from ._products import adjoint, adjoint_times, times_adjoint
 
 # --- how often ------------------------------------------------------------------------------
 
@@ -101,21 +103,6 @@ def sides_as_text(rule: Any, params: Params, instead: str) -> tuple[str | None, 
 
 
 # --- products -------------------------------------------------------------------------------
-
-
-def adjoint(x: Inexact[Array, "... n m"]) -> Inexact[Array, "... m n"]:
-    """xᴴ."""
-    return jnp.conj(x.mT) if jnp.iscomplexobj(x) else x.mT
-
-
-def adjoint_times(q: Inexact[Array, "... n n"], x: Inexact[Array, "... n m"]) -> Array:
-    """qᴴ·x, without a transposed copy of `q`, which XLA:CPU would make."""
-    return adjoint(adjoint(x) @ q)
-
-
-def times_adjoint(x: Inexact[Array, "... n m"], q: Inexact[Array, "... k m"]) -> Array:
-    """x·qᴴ, without a transposed copy of `q`."""
-    return jnp.einsum("...ij,...kj->...ik", x, jnp.conj(q) if jnp.iscomplexobj(q) else q)
 
 
 def into_basis(
@@ -224,7 +211,7 @@ def first_eigenvectors(x: Inexact[Array, "n n"], basis: Inexact[Array, "n n"]) -
 
 
 def refreshed_eigenvectors(x: Inexact[Array, "n n"], basis: Inexact[Array, "n n"]) -> Eigenvectors:
-    """One step of a power iteration, orthogonalized by a QR decomposition.
+    """One step of a power iteration.
 
     **Arguments:**
 
@@ -236,16 +223,20 @@ def refreshed_eigenvectors(x: Inexact[Array, "n n"], basis: Inexact[Array, "n n"
     with jax.default_matmul_precision("highest"):
         product = _product(x, basis)
         order = jnp.argsort(-jnp.sum((jnp.conj(basis) * product).real, axis=-2))
-        return jnp.linalg.qr(product[:, order])[0], order
+        return orthonormal(product[:, order]), order
 
 
 def iterated_eigenvectors(x: Inexact[Array, "n n"], basis: Inexact[Array, "n n"]) -> Eigenvectors:
     """As `refreshed_eigenvectors`, without a change of order."""
     with jax.default_matmul_precision("highest"):
-        return jnp.linalg.qr(_product(x, basis))[0], jnp.arange(len(basis))
+        return orthonormal(_product(x, basis)), jnp.arange(len(basis))
 
 
 def _product(x: Inexact[Array, "n n"], basis: Inexact[Array, "n n"]) -> Inexact[Array, "n n"]:
-    """x·Q, as if `x` were divided by its largest entry, but without a copy of it."""
+    """(x + δ·I)·Q, as if `x` were divided by its largest entry, but without a copy of it.
+
+    δ is at the rounding level. Without it the columns of Q in the null space of `x` would become 0.
+    """
     factor = tree.inverse_root(_largest_entry(x))
-    return (x @ (basis * factor)) * factor
+    delta = _UNITS * float(jnp.finfo(x.dtype).eps)
+    return (x @ (basis * factor)) * factor + delta * basis

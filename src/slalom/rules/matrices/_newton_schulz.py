@@ -13,7 +13,7 @@ from jaxtyping import Array, Inexact
 
 from ... import tree
 from ...tree.types import Scalar
-from ._kronecker import adjoint
+from ._products import adjoint
 
 Triple = tuple[float, float, float]
 

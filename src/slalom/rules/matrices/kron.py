@@ -31,13 +31,8 @@ from ...where.resolve import WhereLike
 from ..momentum.momentum import Ema
 from ..shaping.clip import clip_factor
 from ..shaping.scale import ScaleByLearningRate
-from ._kronecker import (
-    adjoint,
-    adjoint_times,
-    bounded_entries,
-    has_factor,
-    sides_as_text,
-)
+from ._kronecker import bounded_entries, has_factor, sides_as_text
+from ._products import adjoint, adjoint_times
 from ._routing import chosen, decay_if_any, with_adam_elsewhere
 
 

@@ -26,7 +26,8 @@ from ...where.resolve import WhereLike
 from ..low_memory.rms import ScaleByRms
 from ..momentum.momentum import Ema
 from ..shaping.scale import ScaleByLearningRate
-from ._kronecker import AbstractRefreshed, Frequency, adjoint, bounded_entries, frequency_field
+from ._kronecker import AbstractRefreshed, Frequency, bounded_entries, frequency_field
+from ._products import adjoint
 from ._routing import chosen, decay_if_any, with_adam_elsewhere
 
 

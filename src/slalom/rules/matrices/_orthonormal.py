@@ -1,0 +1,69 @@
+"""Orthonormal columns by Cholesky's method: matrix products, where a GPU waits for a QR."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Inexact
+
+from ... import tree
+from ._products import adjoint
+
+_MOST_ROUNDS = 12
+"""Two or three are usual; columns that nearly depend on each other need up to six."""
+_NEAR = 0.05
+"""An entry of QᴴQ − I below which one more round leaves rounding errors only."""
+
+
+@jax.custom_jvp
+def orthonormal(x: Inexact[Array, "n n"]) -> Inexact[Array, "n n"]:
+    """Q of the decomposition x = Q·R with a positive diagonal of R.
+
+    It is as accurate as a QR decomposition, since columns of any length count alike and rounds
+    repeat until they are orthonormal. No column may be zero.
+
+    ??? cite "Fukaya et al., [Shifted Cholesky QR for computing the QR factorization of
+        ill-conditioned matrices](https://arxiv.org/abs/1809.11085), 2018"
+    """
+    number = len(x)
+    identity = jnp.eye(number, dtype=x.dtype)
+    real = tree.real_dtype(x.dtype)
+    # Above the errors of the products, so that they have a factor.
+    shift = 4 * math.sqrt(number) * float(jnp.finfo(real).eps)
+
+    def round_of(carry: Any) -> Any:
+        x, shift, _, rounds = carry
+        products = adjoint(x) @ x
+        far = jnp.max(jnp.abs(products - identity))
+        factor = jax.lax.linalg.cholesky(products + shift * identity, symmetrize_input=False)
+        found = jnp.all(jnp.isfinite(factor))
+        new = _of_length_one(
+            jax.lax.linalg.triangular_solve(
+                factor, x, left_side=False, lower=True, transpose_a=True, conjugate_a=True
+            )
+        )
+        x, shift = jnp.where(found, new, x), jnp.where(found, shift, 16 * shift)
+        return x, shift, jnp.where(found, far, jnp.inf), rounds + 1
+
+    def goes_on(carry: Any) -> Any:
+        _, _, far, rounds = carry
+        return (far > _NEAR) & (rounds < _MOST_ROUNDS)
+
+    start = _of_length_one(x), jnp.asarray(shift, real), jnp.asarray(jnp.inf, real), jnp.int32(0)
+    return jax.lax.while_loop(goes_on, round_of, start)[0]
+
+
+@orthonormal.defjvp
+def _orthonormal_jvp(primals: Any, tangents: Any) -> Any:
+    (x,), (t,) = primals, tangents
+    q = orthonormal(x)
+    relative = jax.lax.linalg.triangular_solve(adjoint(q) @ x, t, left_side=False, lower=False)
+    turn = adjoint(q) @ relative
+    below, diagonal = jnp.tril(turn, -1), jnp.diagonal(turn)
+    # Antihermitian, so that the columns stay orthonormal.
+    return q, q @ (below - adjoint(below) + jnp.diag(diagonal - jnp.conj(diagonal)) / 2)
+
+
+def _of_length_one(x: Inexact[Array, "n n"]) -> Inexact[Array, "n n"]:
+    return x / tree.positive(tree.norm(x, 0))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, UInt32
 
 from .._core.fields.declare import Number, count_field, hyperparameter
-from .._core.fields.keys import as_key_data, fresh_key_data, key_field
+from .._core.fields.keys import AbstractKeyed, key_field
 from ..tree import while_loop
 from ._combination import AbstractCombination, Terms, normalized
 
@@ -103,7 +103,7 @@ class PCGradState(eqx.Module):
     """The raw data of the key for the next orders of projection."""
 
 
-class PCGrad(AbstractCombination):
+class PCGrad(AbstractKeyed, AbstractCombination):
     """Removes the conflict with the others from each gradient, and sums.
 
         for each i, for all j ≠ i in random order:
@@ -120,14 +120,10 @@ class PCGrad(AbstractCombination):
     """
 
     key: Any = key_field(default=0)
-    implementation: Any = eqx.field(default=None, static=True, init=False)
-
-    def __init__(self, key: Any = 0):
-        self.key, self.implementation = as_key_data(key)
 
     def init(self, number: int) -> PCGradState:
         del number
-        return PCGradState(fresh_key_data(self.key))
+        return PCGradState(self._fresh_key_data())
 
     def weigh(
         self, now: SimpleNamespace, terms: Terms, state: PCGradState
@@ -135,9 +131,7 @@ class PCGrad(AbstractCombination):
         gram = terms.gram
         assert gram is not None
         number = gram.shape[0]
-        key, *drawn = jax.random.split(
-            jax.random.wrap_key_data(state.key, impl=self.implementation), number + 1
-        )
+        key, *drawn = jax.random.split(self._typed_key(state.key), number + 1)
         orders = jnp.stack([jax.random.permutation(own, number) for own in drawn])
 
         def projected(i: Array, order: Array) -> Array:

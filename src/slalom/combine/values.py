@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
 from .. import tree
-from .._core.fields.declare import Hyperparameter, Number, hyperparameter
-from .._core.fields.keys import as_key_data, fresh_key_data, key_field
+from .._core.fields.declare import Number, hyperparameter
+from .._core.fields.keys import AbstractKeyed, key_field
 from .._core.state.marks import until_reset
 from ..tree.dtypes import canonical_float
 from ._combination import AbstractCombination, Terms
@@ -66,7 +66,7 @@ class ReLoBRaLoState(eqx.Module):
     """The weights of the last step."""
 
 
-class ReLoBRaLo(AbstractCombination):
+class ReLoBRaLo(AbstractKeyed, AbstractCombination):
     """Larger weights for the terms that have fallen least, relative to a random earlier step.
 
     With λ̂(s) = K·softmax(L(t) / (T·L(s))) of the K losses L,
@@ -88,30 +88,17 @@ class ReLoBRaLo(AbstractCombination):
         Learning](https://arxiv.org/abs/2110.09813), 2021"
     """
 
-    alpha: Number = hyperparameter(within="[0, 1]")
-    temperature: Number = hyperparameter(within="(0, inf)")
-    rho: Number = hyperparameter(within="[0, 1]")
+    alpha: Number = hyperparameter(0.999, within="[0, 1]")
+    temperature: Number = hyperparameter(1.0, within="(0, inf)")
+    rho: Number = hyperparameter(1.0, within="[0, 1]")
     key: Any = key_field(default=0)
-    implementation: Any = eqx.field(default=None, static=True, init=False)
 
     uses_gram: ClassVar[bool] = False
-
-    def __init__(
-        self,
-        alpha: Hyperparameter = 0.999,
-        temperature: Hyperparameter = 1.0,
-        rho: Hyperparameter = 1.0,
-        key: Any = 0,
-    ):
-        self.alpha = alpha
-        self.temperature = temperature
-        self.rho = rho
-        self.key, self.implementation = as_key_data(key)
 
     def init(self, number: int) -> ReLoBRaLoState:
         # Three arrays of their own, which can be donated.
         first, last, weights = (jnp.full(number, x, canonical_float()) for x in (1, 1, 1))
-        key = fresh_key_data(self.key)
+        key = self._fresh_key_data()
         return ReLoBRaLoState(key, tree.fresh_count(), first, last, weights)
 
     def weigh(
@@ -125,7 +112,7 @@ class ReLoBRaLo(AbstractCombination):
         def relative_to(earlier: Array) -> Array:
             return number * jax.nn.softmax(losses / (now.temperature * earlier + 1e-12))
 
-        key, drawn = jax.random.split(jax.random.wrap_key_data(state.key, impl=self.implementation))
+        key, drawn = jax.random.split(self._typed_key(state.key))
         keeps = jax.random.uniform(drawn, (), losses.dtype) < now.rho
         old = jnp.where(keeps, state.weights, relative_to(first))
         alpha = jnp.where(state.age == 1, 0, now.alpha)

@@ -22,22 +22,35 @@ def key_field(**options: Any) -> Any:
     return eqx.field(metadata={CHECK: _check_key}, **options)
 
 
-def as_key_data(key: Any) -> tuple[Any, Any]:
-    """The value of such a field for a key, and the implementation of the key."""
-    if is_key(key):
-        return jax.random.key_data(key), jax.random.key_impl(key)
-    if tree.is_array(key) and key.ndim == 1:
-        # Raw data, such as `dataclasses.replace` passes on, has no implementation but its length.
-        return key, "rbg" if key.size == 4 else "threefry2x32"
-    return (int(key) if isinstance(key, np.integer) else key), None
+class AbstractKeyed(eqx.Module):
+    """A module with a field `key`: an int, or raw data and the implementation of the key."""
 
+    implementation: Any = eqx.field(static=True, init=False)
 
-def fresh_key_data(key: Any) -> Array:
-    """The raw data for a state from the value of the field."""
-    if jnp.shape(key) == ():
-        return jax.random.key_data(jax.random.key(key))
-    # A copy, since the buffers of the state may be donated, unlike those of the rule.
-    return jnp.array(key, jnp.uint32)
+    def __post_init__(self):
+        key = vars(self)["key"]
+        self.implementation = None
+        if is_key(key):
+            self.key = jax.random.key_data(key)
+            self.implementation = jax.random.key_impl(key)
+        elif tree.is_array(key) and key.ndim == 1:
+            # Raw data, such as `dataclasses.replace` passes on, has no implementation but its
+            # length.
+            self.implementation = "rbg" if key.size == 4 else "threefry2x32"
+        elif isinstance(key, np.integer):
+            self.key = int(key)
+
+    def _fresh_key_data(self) -> Array:
+        """The raw data of the key for a state."""
+        key = vars(self)["key"]
+        if jnp.shape(key) == ():
+            return jax.random.key_data(jax.random.key(key))
+        # A copy, since the buffers of the state may be donated, unlike those of the rule.
+        return jnp.array(key, jnp.uint32)
+
+    def _typed_key(self, data: Any) -> Any:
+        """The key with this raw data."""
+        return jax.random.wrap_key_data(data, impl=self.implementation)
 
 
 def _check_key(name: str, key: Any) -> None:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Inexact, Int, PyTree, UInt32
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, Number, OptionalNumber, hyperparameter
-from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
+from ..._core.fields.keys import AbstractKeyed, key_field
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.loss import Loss
@@ -36,7 +36,7 @@ class ScaleByIvonState(eqx.Module):
     """h + δ, which is positive; h alone may be slightly negative."""
 
 
-class ScaleByIvon(AbstractTransform[ScaleByIvonState]):
+class ScaleByIvon(AbstractKeyed, AbstractTransform[ScaleByIvonState]):
     """IVON: learns a Gaussian posterior of the parameters, by an estimate of the Hessian.
 
     The posterior of p is normal with the mean p, the parameters of the model, and the variance
@@ -75,30 +75,14 @@ class ScaleByIvon(AbstractTransform[ScaleByIvonState]):
     """
 
     ess: Number = hyperparameter(within="(0, inf)")
-    b1: Number = hyperparameter(within="[0, 1)")
-    b2: Number = hyperparameter(within="[0, 1)")
-    hessian_init: Number = hyperparameter(within="(0, inf)")
-    weight_decay: Number = hyperparameter(within="(0, inf)")
+    b1: Number = hyperparameter(0.9, within="[0, 1)")
+    b2: Number = hyperparameter(0.99999, within="[0, 1)")
+    hessian_init: Number = hyperparameter(1.0, within="(0, inf)")
+    weight_decay: Number = hyperparameter(1e-4, within="(0, inf)")
     clip_radius: OptionalNumber = hyperparameter(None, within="(0, inf)", optional=True)
     key: Any = key_field(default=0)
-    implementation: Any = eqx.field(default=None, static=True, init=False)
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
-
-    def __init__(
-        self,
-        ess: Hyperparameter,
-        b1: Hyperparameter = 0.9,
-        b2: Hyperparameter = 0.99999,
-        hessian_init: Hyperparameter = 1.0,
-        weight_decay: Hyperparameter = 1e-4,
-        clip_radius: Hyperparameter | None = None,
-        key: Any = 0,
-    ):
-        self.ess, self.b1, self.b2 = ess, b1, b2
-        self.hessian_init, self.weight_decay = hessian_init, weight_decay
-        self.clip_radius = clip_radius
-        self.key, self.implementation = as_key_data(key)
 
     def init(self, params: Params) -> ScaleByIvonState:
         for path, p in zip(leaf_paths(params), jax.tree.leaves(params), strict=True):
@@ -109,7 +93,7 @@ class ScaleByIvon(AbstractTransform[ScaleByIvonState]):
                 )
         now = self.at(Context(step=0))
         return ScaleByIvonState(
-            key=fresh_key_data(self.key),
+            key=self._fresh_key_data(),
             age=tree.fresh_count(),
             mu=tree.first_moment(params),
             precision=tree.map_leaves(
@@ -186,7 +170,7 @@ class ScaleByIvon(AbstractTransform[ScaleByIvonState]):
 
     def _key(self, state: ScaleByIvonState) -> Array:
         """The keys of the next state and of this sample."""
-        return jax.random.split(jax.random.wrap_key_data(state.key, impl=self.implementation))
+        return jax.random.split(self._typed_key(state.key))
 
 
 @advise_keywords

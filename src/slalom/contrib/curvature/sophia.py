@@ -19,7 +19,7 @@ from ..._core.fields.declare import (
     dtype_field,
     hyperparameter,
 )
-from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
+from ..._core.fields.keys import AbstractKeyed, key_field
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.transform import AbstractTransform, missing
@@ -44,7 +44,7 @@ class ScaleBySophiaState(eqx.Module):
     """The mean of the estimates of the diagonal of the Hessian, which may be negative."""
 
 
-class ScaleBySophia(AbstractTransform[ScaleBySophiaState]):
+class ScaleBySophia(AbstractKeyed, AbstractTransform[ScaleBySophiaState]):
     """Sophia: divides a mean of gradients by the curvature, and clips the result.
 
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ,   m̂ₜ = mₜ / (1 − β₁ᵗ)
@@ -95,26 +95,6 @@ class ScaleBySophia(AbstractTransform[ScaleBySophiaState]):
     estimator: str = choice_field("hutchinson", "gauss_newton_bartlett")
     key: Any = key_field(default=0)
     mu_dtype: np.dtype | None = dtype_field()
-    implementation: Any = eqx.field(default=None, static=True, init=False)
-
-    def __init__(
-        self,
-        b1: Hyperparameter = 0.965,
-        b2: Hyperparameter = 0.99,
-        eps: Hyperparameter = 1e-8,
-        gamma: Hyperparameter = 0.01,
-        clip_threshold: Hyperparameter | None = 1.0,
-        update_interval: int = 10,
-        estimator: str = "hutchinson",
-        key: Any = 0,
-        mu_dtype: Any | None = None,
-    ):
-        self.b1, self.b2, self.eps, self.gamma = b1, b2, eps, gamma
-        self.clip_threshold = clip_threshold
-        self.update_interval = update_interval
-        self.estimator = estimator
-        self.key, self.implementation = as_key_data(key)
-        self.mu_dtype = mu_dtype
 
     @property
     def needs(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]  # depends on a field
@@ -129,7 +109,7 @@ class ScaleBySophia(AbstractTransform[ScaleBySophiaState]):
                     f"{p.dtype}. Write `tx.split_complex()`, which makes it two real parameters."
                 )
         return ScaleBySophiaState(
-            key=fresh_key_data(self.key),
+            key=self._fresh_key_data(),
             age=tree.fresh_count(),
             mu=first_moment(self, params, "b1"),
             hessian=tree.second_moment(params),
@@ -154,7 +134,7 @@ class ScaleBySophia(AbstractTransform[ScaleBySophiaState]):
         now.mu_scale = tree.bias_correction(now.b1, age)
 
         def estimate(key_data: Array, hessian: PyTree) -> tuple[Array, PyTree]:
-            key = jax.random.wrap_key_data(key_data, impl=self.implementation)
+            key = self._typed_key(key_data)
             key, own = jax.random.split(key)
             found = _ESTIMATES[self.estimator](context, params, own)
 

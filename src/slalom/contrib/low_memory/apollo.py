@@ -17,7 +17,7 @@ from ..._core.fields.declare import (
     hyperparameter,
     layout_field,
 )
-from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
+from ..._core.fields.keys import AbstractKeyed, key_field
 from ..._core.protocol.chain import chain
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import per_leaf, per_param
@@ -41,7 +41,7 @@ class ScaleByApolloState(eqx.Module):
     """At each matrix a tuple of the norm of its last update, at other arrays an empty tuple."""
 
 
-class ScaleByApollo(AbstractProjectedAdam[ScaleByApolloState]):
+class ScaleByApollo(AbstractKeyed, AbstractProjectedAdam[ScaleByApolloState]):
     """APOLLO: scales each channel of a gradient as Adam scales a random projection of it.
 
         Rₜ = P·Gₜ   with   P of r rows, normal with variance 1 / r, new every T steps
@@ -81,7 +81,6 @@ class ScaleByApollo(AbstractProjectedAdam[ScaleByApolloState]):
     scale: Number = hyperparameter(1.0)
     per_tensor: bool = eqx.field(default=False, static=True)
     key: Any = key_field(default=0)
-    implementation: Any = eqx.field(default=None, static=True, init=False)
     b1: Number = hyperparameter(0.9, within="[0, 1)", kw_only=True)
     b2: Number = hyperparameter(0.999, within="[0, 1)", kw_only=True)
     eps: Number = hyperparameter(1e-6, within="[0, inf)", kw_only=True)
@@ -90,31 +89,6 @@ class ScaleByApollo(AbstractProjectedAdam[ScaleByApolloState]):
     layout: LayoutLike = layout_field()
 
     over: ClassVar[str] = "leaf"
-
-    def __init__(
-        self,
-        rank: int = 256,
-        update_proj_gap: int = 200,
-        scale: Hyperparameter = 1.0,
-        per_tensor: bool = False,
-        key: Any = 0,
-        *,
-        b1: Hyperparameter = 0.9,
-        b2: Hyperparameter = 0.999,
-        eps: Hyperparameter = 1e-6,
-        max_growth: Hyperparameter = 1.01,
-        mu_dtype: Any | None = None,
-        layout: LayoutLike = None,
-    ):
-        self.rank = rank
-        self.update_proj_gap = update_proj_gap
-        self.scale = scale
-        self.per_tensor = per_tensor
-        self.key, self.implementation = as_key_data(key)
-        self.b1, self.b2, self.eps = b1, b2, eps
-        self.max_growth = max_growth
-        self.mu_dtype = mu_dtype
-        self.layout = layout
 
     def notes(self, params: Params) -> tuple[str | None, ...]:
         return tuple(None if s is None else s.note for s in wide_matrices(self, params))
@@ -141,7 +115,7 @@ class ScaleByApollo(AbstractProjectedAdam[ScaleByApolloState]):
 
     def begin(self, state):
         self.window = state.age // self.update_proj_gap
-        self.key = jax.random.wrap_key_data(fresh_key_data(self.key), impl=self.implementation)
+        self.key = self._typed_key(self._fresh_key_data())
         self._correct_biases(state)
 
     def advance(self, g, leaf):

@@ -19,7 +19,7 @@ from ..._core.fields.declare import (
     hyperparameter,
     layout_field,
 )
-from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
+from ..._core.fields.keys import AbstractKeyed, key_field
 from ..._core.protocol.chain import chain
 from ..._core.protocol.parts import CHECK
 from ..._core.protocol.rule import AbstractRule
@@ -55,7 +55,7 @@ class ScaleByDionState(eqx.Module):
     XLA exchange M."""
 
 
-class ScaleByDion(AbstractRule[ScaleByDionState]):
+class ScaleByDion(AbstractKeyed, AbstractRule[ScaleByDionState]):
     """Dion: an orthogonal update of rank r, from one step of a power iteration.
 
         M ← M + G
@@ -111,32 +111,14 @@ class ScaleByDion(AbstractRule[ScaleByDionState]):
     scale: str | None = eqx.field(default="spectral", static=True, metadata={CHECK: check_scale})
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
     key: Any = key_field(default=0, kw_only=True)
-    implementation: Any = eqx.field(default=None, static=True, init=False)
     layout: LayoutLike = layout_field()
 
     over: ClassVar[str] = "matrix"
 
-    def __init__(
-        self,
-        rank_fraction: Any = 0.25,
-        b1: Hyperparameter = 0.95,
-        scale: str | None = "spectral",
-        *,
-        mu_dtype: Any | None = None,
-        key: Any = 0,
-        layout: LayoutLike = None,
-    ):
-        self.rank_fraction = rank_fraction
-        self.b1 = b1
-        self.scale = scale
-        self.mu_dtype = mu_dtype
-        self.key, self.implementation = as_key_data(key)
-        self.layout = layout
-
     def init(self, params: Params) -> ScaleByDionState:
         tree.check_inexact(params)
         leaves, structure = jax.tree.flatten(params)
-        key = jax.random.wrap_key_data(fresh_key_data(self.key), impl=self.implementation)
+        key = self._typed_key(self._fresh_key_data())
 
         def first(path: str, matrix: Matrix, x: Array) -> Array:
             # From the path, so that a leaf keeps its key when others come or go.

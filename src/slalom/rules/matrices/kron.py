@@ -18,7 +18,7 @@ from ..._core.fields.declare import (
     hyperparameter,
     layout_field,
 )
-from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
+from ..._core.fields.keys import AbstractKeyed, key_field
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
@@ -47,7 +47,7 @@ class ScaleByKronState(eqx.Module):
     """At each leaf a tuple of Q_L and Q_R; a vector for each diagonal one."""
 
 
-class ScaleByKron(AbstractRule[ScaleByKronState]):
+class ScaleByKron(AbstractKeyed, AbstractRule[ScaleByKronState]):
     """PSGD Kron: preconditions both sides of a matrix by triangular factors that learn.
 
         U = P_L·G·P_Rᵀ   with   P = Qᴴ·Q
@@ -97,7 +97,6 @@ class ScaleByKron(AbstractRule[ScaleByKronState]):
     preconditioner_init_scale: Number = hyperparameter(1.0, within="(0, inf)")
     max_size: int = count_field(8192)
     key: Any = key_field(default=0)
-    implementation: Any = eqx.field(default=None, static=True, init=False)
     clip: Number = hyperparameter(1.1, within="[0, inf]", kw_only=True)
     layout: LayoutLike = layout_field()
 
@@ -105,25 +104,6 @@ class ScaleByKron(AbstractRule[ScaleByKronState]):
     refreshes: ClassVar[tuple[str, ...]] = ("factors",)
     refresh_before: ClassVar[str] = "advance"
     keeps_zeros: ClassVar[bool] = True
-
-    def __init__(
-        self,
-        update_probability: Hyperparameter | None = None,
-        preconditioner_lr: Hyperparameter = 0.1,
-        preconditioner_init_scale: Hyperparameter = 1.0,
-        max_size: int = 8192,
-        key: Any = 0,
-        *,
-        clip: Hyperparameter = 1.1,
-        layout: LayoutLike = None,
-    ):
-        self.update_probability = update_probability
-        self.preconditioner_lr = preconditioner_lr
-        self.preconditioner_init_scale = preconditioner_init_scale
-        self.max_size = max_size
-        self.key, self.implementation = as_key_data(key)
-        self.clip = clip
-        self.layout = layout
 
     def init(self, params: Params) -> ScaleByKronState:
         scale = tree.root(self.at(Context(step=0)).preconditioner_init_scale)
@@ -135,7 +115,7 @@ class ScaleByKron(AbstractRule[ScaleByKronState]):
 
         return ScaleByKronState(
             since=tree.fresh_count(),
-            key=fresh_key_data(self.key),
+            key=self._fresh_key_data(),
             factors=self.for_each_matrix(params, first),
         )
 
@@ -153,9 +133,7 @@ class ScaleByKron(AbstractRule[ScaleByKronState]):
         wait = 1 / self.update_probability
         self.due = (state.since + 1).astype(wait.dtype) >= wait
         state.since = jnp.where(self.due, 0, tree.increment(state.since))
-        key, self.key = jax.random.split(
-            jax.random.wrap_key_data(state.key, impl=self.implementation)
-        )
+        key, self.key = jax.random.split(self._typed_key(state.key))
         state.key = jnp.where(self.due, jax.random.key_data(key), state.key)
 
     def refresh(self, g, leaf):

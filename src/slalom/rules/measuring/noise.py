@@ -9,7 +9,7 @@ from jaxtyping import Array, UInt32
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, Number, hyperparameter
-from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
+from ..._core.fields.keys import AbstractKeyed, key_field
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.transform import AbstractTransform
@@ -25,7 +25,7 @@ class AddNoiseState(eqx.Module):
     """The raw data of the key for the next noise."""
 
 
-class AddNoise(AbstractTransform[AddNoiseState]):
+class AddNoise(AbstractKeyed, AbstractTransform[AddNoiseState]):
     """Adds Gaussian noise that fades: u ↦ u + σₙ·ξ with ξ normal and σₙ² = η / (n + 1)^γ.
 
     n is the step, counted from 0. Each step draws independent noise for each leaf, in at least
@@ -46,18 +46,12 @@ class AddNoise(AbstractTransform[AddNoiseState]):
     eta: Number = hyperparameter(within="[0, inf)")
     gamma: Number = hyperparameter(within="[0, inf)")
     key: Any = key_field(default=0)
-    implementation: Any = eqx.field(default=None, static=True, init=False)
 
     needs: ClassVar[tuple[str, ...]] = ("step",)
 
-    def __init__(self, eta: Hyperparameter, gamma: Hyperparameter, key: Any = 0):
-        self.eta = eta
-        self.gamma = gamma
-        self.key, self.implementation = as_key_data(key)
-
     def init(self, params: Params) -> AddNoiseState:
         tree.check_inexact(params)
-        return AddNoiseState(fresh_key_data(self.key))
+        return AddNoiseState(self._fresh_key_data())
 
     def update(
         self,
@@ -72,7 +66,7 @@ class AddNoise(AbstractTransform[AddNoiseState]):
         number = jnp.asarray(step, now.gamma.dtype) + 1
         now.sigma = tree.root(jnp.asarray(now.eta, number.dtype) * number**-now.gamma)
 
-        key = jax.random.wrap_key_data(state.key, impl=self.implementation)
+        key = self._typed_key(state.key)
         key, drawn = jax.random.split(key)
 
         def rule(now, u, xi):

@@ -9,7 +9,7 @@ from jaxtyping import Array, Int, PyTree, UInt32
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, Number, hyperparameter
-from ..._core.fields.keys import as_key_data, fresh_key_data, key_field
+from ..._core.fields.keys import AbstractKeyed, key_field
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.per_example import AbstractPerExampleTransform
@@ -148,7 +148,7 @@ class DifferentiallyPrivateAggregateState(eqx.Module):
     """The number of examples that were clipped in the last step."""
 
 
-class DifferentiallyPrivateAggregate(AbstractPerExampleTransform):
+class DifferentiallyPrivateAggregate(AbstractKeyed, AbstractPerExampleTransform):
     """The mean of clipped gradients of examples, plus noise for differential privacy.
 
         u = (Σᵢ gᵢ·min(1, c / ‖gᵢ‖) + c·σ·ξ) / B
@@ -175,18 +175,10 @@ class DifferentiallyPrivateAggregate(AbstractPerExampleTransform):
     l2_norm_clip: Number = hyperparameter(within="[0, inf)")
     noise_multiplier: Number = hyperparameter(within="[0, inf)")
     key: Any = key_field()
-    implementation: Any = eqx.field(default=None, static=True, init=False)
-
-    def __init__(self, l2_norm_clip: Hyperparameter, noise_multiplier: Hyperparameter, key: Any):
-        self.l2_norm_clip = l2_norm_clip
-        self.noise_multiplier = noise_multiplier
-        self.key, self.implementation = as_key_data(key)
 
     def init(self, params: Params) -> DifferentiallyPrivateAggregateState:
         tree.check_inexact(params)
-        return DifferentiallyPrivateAggregateState(
-            fresh_key_data(self.key), jnp.zeros((), jnp.int32)
-        )
+        return DifferentiallyPrivateAggregateState(self._fresh_key_data(), jnp.zeros((), jnp.int32))
 
     def gather(self, grads: Gradients, context: Context | None) -> tuple[Updates, PyTree]:
         return _clipped_sum(grads, self.at(context).l2_norm_clip)
@@ -196,7 +188,7 @@ class DifferentiallyPrivateAggregate(AbstractPerExampleTransform):
     ) -> tuple[Updates, DifferentiallyPrivateAggregateState]:
         now = self.at(context)
         leaves, structure = jax.tree.flatten(total)
-        key = jax.random.wrap_key_data(state.key, impl=self.implementation)
+        key = self._typed_key(state.key)
         key, *own = jax.random.split(key, len(leaves) + 1)
         noise = [_normal(k, u) for k, u in zip(own, leaves, strict=True)]
 

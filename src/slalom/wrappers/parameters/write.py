@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Float32, Int8, PyTree
 
 from ... import tree
 from ..._core.engine.policies import POLICIES, PolicyWrite, Seeds, split
-from ..._core.fields.keys import as_key_data, key_field
+from ..._core.fields.keys import AbstractKeyed, key_field
 from ..._core.protocol.context import Context
 from ..._core.protocol.parameter_writer import AbstractParameterWriter, params_to_evaluate
 from ..._core.protocol.parts import CHECK, Part
@@ -47,7 +47,7 @@ def _check_policy(name: str, policy: Any) -> None:
         raise ValueError(f"{name} must be one of {known}, got {policy!r}.")
 
 
-class Write(AbstractWrapper[WriteState], AbstractParameterWriter[WriteState]):
+class Write(AbstractKeyed, AbstractWrapper[WriteState], AbstractParameterWriter[WriteState]):
     """The inner transform, with a policy for writing half-precision parameters.
 
     Made by `tx.write`, which describes the arguments.
@@ -102,11 +102,6 @@ class Write(AbstractWrapper[WriteState], AbstractParameterWriter[WriteState]):
     inner: AbstractTransform
     policy: str = eqx.field(static=True, metadata={CHECK: _check_policy})
     key: Any = key_field(default=0)
-
-    def __init__(self, inner: AbstractTransform, policy: str, key: Any = 0):
-        self.inner = inner
-        self.policy = policy
-        self.key, _ = as_key_data(key)
 
     def __check_init__(self):
         for part in transforms(self.inner):

@@ -40,8 +40,8 @@ class MinimizeResult(eqx.Module):
     - `loss`: the loss of the model.
     - `grad_norm`: the norm of its gradient; with bounds or `.project`, of the part along the set.
     - `steps`: the number of steps.
-    - `evaluations`: how often the loss was evaluated, with or without its gradient. The Jacobians
-        of residuals, one for each step, do not count.
+    - `evaluations`: how often the loss was evaluated, with or without its gradient, or a product
+        with its Hessian. The Jacobians of residuals, one for each step, do not count.
     - `code`: the reason as a number.
     - `losses`: the loss before each step, an array of `max_steps`; NaN after the last step.
     """
@@ -183,7 +183,11 @@ def minimize(
     - every |gᵢ| times the largest |wᵢ| so far is at most `gtol`·|f| (`"gradient"`).
 
     The first two need a step that changes the slope along itself by half: a shorter one, as with a
-    small learning rate or a large damping, does not measure the distance to the minimum.
+    small learning rate or a large damping, does not measure the distance to the minimum. In a
+    narrow valley, a step can also be short because its direction is poor. So both need Newton's
+    step as well, from at most 20 products with the Hessian: without negative curvature, and at most
+    √`xtol` long, or with a decrease of at most `ftol`·|f|. This also ends runs whose steps are lost
+    in rounding.
 
     It works for every rule, and under `jax.vmap` for restarts from many points:
 

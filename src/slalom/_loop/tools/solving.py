@@ -1,6 +1,6 @@
 """The loop of `sl.minimize`: evaluate, decide whether to stop, and step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -11,24 +11,26 @@ from jaxtyping import Array, Int
 
 from ... import tree
 from ..._core.protocol.context import Context
+from ..._core.protocol.linearization import first_possible
 from ..._core.protocol.loss import Loss
 from ..._core.protocol.parts import Part
-from ..._core.protocol.real_vectors import to_vector
+from ..._core.protocol.real_vectors import from_vector, to_vector
 from ..._core.protocol.residuals import Residuals
 from ..._core.state.walk import parts, transforms
-from ...tree.dtypes import canonical_float
+from ...tree.dtypes import canonical_float, sum_dtype
 from ...tree.types import PyTree, Scalar
 from ...wrappers import Project
 from ..binding.model import Split, split, strong
 from ..binding.optimizer import Optimizer
 from ..residual_losses import linearized, residual_loss
 from ..training.loss import checked_loss
+from .newton import MOST_PRODUCTS, Newton, newton
 
 REASONS = {
     "max_steps": "it took as many steps as it may",
     "stuck": "no step changes the parameters any more",
-    "change": "the loss hardly changes, nor was it predicted to",
-    "step": "the parameters hardly change",
+    "change": "the loss hardly changes, nor do its derivatives predict more",
+    "step": "the parameters hardly change, and Newton's step is short",
     "gradient": "the gradient is 0, relative to the loss and the parameters",
     "function": "`stop` returned True",
     "not_finite": "the loss or its gradient is not finite",
@@ -42,7 +44,8 @@ MOST_IDLE = 40
 each time has then covered all that a float holds."""
 
 DIGITS = 10.0
-"""A gradient of residuals that is at most this multiple of its rounding counts as 0."""
+"""A change of the loss, or a gradient of residuals, that is at most this multiple of its rounding
+counts as 0."""
 
 
 class LoopEnd(NamedTuple):
@@ -63,6 +66,8 @@ class _Point(NamedTuple):
     value: Scalar
     grads: list[Array]
     """The gradient along the sets of `.project`."""
+    free: list[Array]
+    """Where it is the whole gradient."""
 
 
 class _Carry(NamedTuple):
@@ -75,6 +80,8 @@ class _Carry(NamedTuple):
     steps: Array
     evaluations: Array
     idle: Array
+    unchecked: Array
+    """The steps until Newton's step may be computed again."""
     code: Array
     losses: Array
 
@@ -108,11 +115,12 @@ class Solver(NamedTuple):
         start = _Carry(
             params=params,
             opt=opt,
-            last=_Point(params, value, params),
+            last=_Point(params, value, params, [x == x for x in params]),
             sizes=[jnp.zeros(x.shape, jnp.abs(x).dtype) for x in params],
             steps=zero,
             evaluations=zero,
             idle=zero,
+            unchecked=zero,
             code=zero - 1,
             losses=jnp.full(self.max_steps, jnp.nan, shape.dtype),
         )
@@ -134,10 +142,19 @@ class Solver(NamedTuple):
         root = self._root(c)
         value, grads, known, evaluations = self._evaluate(c, root)
         value = value.astype(c.last.value.dtype)
-        now = _Point(c.params, value, along_sets(root, c.params, grads))
+        along = along_sets(root, c.params, grads)
+        free = [a == g for a, g in zip(along, grads, strict=True)]
+        now = _Point(c.params, value, along, free)
         sizes = [jnp.maximum(old, jnp.abs(x)) for old, x in zip(c.sizes, c.params, strict=True)]
-        code = self._reason(c, now, sizes, known.get("residuals"))
-        c = c._replace(last=now, sizes=sizes, code=code, evaluations=c.evaluations + evaluations)
+        residuals: Residuals | None = known.get("residuals")
+        code, unchecked, products = self._reason(c, now, sizes, residuals)
+        c = c._replace(
+            last=now,
+            sizes=sizes,
+            code=code,
+            unchecked=unchecked,
+            evaluations=c.evaluations + evaluations + products,
+        )
         return jax.lax.cond(code < 0, lambda: self._step(c, grads, known), lambda: c)
 
     def _step(self, c: _Carry, grads: list[Array], known: dict[str, Any]) -> _Carry:
@@ -193,47 +210,34 @@ class Solver(NamedTuple):
 
     def _reason(
         self, c: _Carry, now: _Point, sizes: list[Array], residuals: Residuals | None
-    ) -> Array:
-        """The position of the reason to stop, or −1."""
-        value, moved = jnp.abs(now.value), (c.idle == 0) & (c.steps > 0)
-        moves = tree.map_leaves(lambda _, a, b: a - b, (now.params, c.last.params))
-        steps = [jnp.abs(x) for x in moves]
-        before, after = (
-            jnp.abs(tree.inner(x.grads, moves)).astype(value.dtype) for x in (c.last, now)
-        )
-        change = jnp.maximum(jnp.abs(now.value - c.last.value), before / 2)
-        # The way from here to where the slope along the step would be 0, in steps. A short step, as
-        # by a small learning rate or a large damping, has hardly changed the slope.
-        ahead = jnp.where(before > after, after / (before - after), jnp.inf)
-        telling = moved & (ahead <= 1)
+    ) -> tuple[Array, Array, Array]:
+        """The position of the reason to stop, or −1, the steps until Newton's step may be computed
+        again, and how many evaluations it took."""
+        value = jnp.abs(now.value)
         tols = SimpleNamespace(**{**default_tolerances(value.dtype), **self.tolerances})
+        change, short, still, ahead = self._last_step(c, now, sizes, tols)
+        # A small learning rate or a large damping hardly changes the slope.
+        moved = (c.idle == 0) & (c.steps > 0)
+        telling = moved & (ahead <= 1)
+        # In a narrow valley, a poor direction hardly leads down although the minimum is far.
+        claims = (telling & (change | short)) | (moved & still & change) | (c.idle > 0)
+        checked = claims & (c.unchecked == 0) & (c.code < 0)
+        found = self._newton(c, now, sizes, residuals, checked)
+        # As Gill, Murray and Wright: where the loss has its digits, the parameters have half.
+        least = (tols.ftol.astype(value.dtype) * value).astype(found.decrease.dtype)
+        near = found.length <= jnp.sqrt(tols.xtol).astype(found.length.dtype)
+        done = checked & ((found.decrease <= least) | near)
+        unchecked = jnp.where(checked, MOST_PRODUCTS, jnp.maximum(c.unchecked - 1, 0))
 
-        def at_most(x: Array, tolerance: Scalar, bound: Array) -> Array:
-            return jnp.all(x <= tolerance.astype(x.dtype) * bound.astype(x.dtype))
-
-        short = [at_most(d, tols.xtol, s) for d, s in zip(steps, sizes, strict=True)]
-        ahead = jnp.where(moved, ahead, 0)
-        lengths = [
-            jnp.maximum(s, d * ahead.astype(d.dtype)) for s, d in zip(sizes, steps, strict=True)
-        ]
-        flat = [
-            # A parameter that has been 0 so far has no size.
-            jnp.all((g == 0) | ((n > 0) & (jnp.abs(g) * n <= (tols.gtol * value).astype(n.dtype))))
-            for g, n in zip(now.grads, lengths, strict=True)
-        ]
-        zero = jnp.all(jnp.stack([jnp.all(g == 0) for g in now.grads]))
-        flat = [zero, (c.steps > 0) & jnp.all(jnp.stack(flat))]
-        linear = None if residuals is None else residuals.known
-        if linear is not None and linear.chunk is None:
-            g, p = (to_vector(self._tree(x), linear.dtype) for x in (now.grads, now.params))
-            flat.append(jnp.all(jnp.abs(g) <= DIGITS * linear.rounding(p)))
         finite = [jnp.all(jnp.isfinite(g)) for g in (now.value, *now.grads)]
         met: dict[str, Any] = {
             "max_steps": c.steps >= self.max_steps,
             "stuck": c.idle >= MOST_IDLE,
-            "change": telling & at_most(change, tols.ftol, value),
-            "step": telling & jnp.all(jnp.stack(short)),
-            "gradient": jnp.any(jnp.stack(flat)),
+            "change": done & (change | (c.idle > 0)),
+            "step": done & short & (c.idle == 0),
+            "gradient": self._is_flat(
+                c, now, sizes, jnp.where(moved, ahead, 0), tols.gtol * value, residuals
+            ),
             "not_finite": ~jnp.all(jnp.stack(finite)),
         }
         if self.stop is not None:
@@ -243,7 +247,110 @@ class Solver(NamedTuple):
         for i, name in enumerate(REASONS):
             if name in met:
                 code = jnp.where(met[name], i, code)
-        return code
+        return code, unchecked, found.products
+
+    def _last_step(
+        self, c: _Carry, now: _Point, sizes: list[Array], tols: SimpleNamespace
+    ) -> tuple[Array, Array, Array, Array]:
+        """Whether the last step hardly changed the loss, and the parameters; whether it changed the
+        loss by no more than rounding; and the way from here to where the slope along it would be 0,
+        in steps."""
+        value = jnp.abs(now.value)
+        moves = tree.map_leaves(lambda _, a, b: a - b, (now.params, c.last.params))
+        before, after = (
+            jnp.abs(tree.inner(x.grads, moves)).astype(value.dtype) for x in (c.last, now)
+        )
+        change = jnp.maximum(jnp.abs(now.value - c.last.value), before / 2)
+        short = [
+            jnp.all(jnp.abs(d) <= tols.xtol.astype(s.dtype) * s)
+            for d, s in zip(moves, sizes, strict=True)
+        ]
+        return (
+            change <= tols.ftol.astype(value.dtype) * value,
+            jnp.all(jnp.stack(short)),
+            jnp.abs(now.value - c.last.value) <= DIGITS * jnp.finfo(value.dtype).eps * value,
+            jnp.where(before > after, after / (before - after), jnp.inf),
+        )
+
+    def _is_flat(
+        self,
+        c: _Carry,
+        now: _Point,
+        sizes: list[Array],
+        ahead: Array,
+        least: Scalar,
+        residuals: Residuals | None,
+    ) -> Array:
+        """Whether the gradient is 0, relative to the loss and the parameters, or by rounding."""
+        steps = [jnp.abs(a - b) for a, b in zip(now.params, c.last.params, strict=True)]
+        lengths = [
+            jnp.maximum(s, d * ahead.astype(d.dtype)) for s, d in zip(sizes, steps, strict=True)
+        ]
+        flat = [
+            # A parameter that has been 0 so far has no size.
+            jnp.all((g == 0) | ((n > 0) & (jnp.abs(g) * n <= least.astype(n.dtype))))
+            for g, n in zip(now.grads, lengths, strict=True)
+        ]
+        zero = jnp.all(jnp.stack([jnp.all(g == 0) for g in now.grads]))
+        ways = [zero, (c.steps > 0) & jnp.all(jnp.stack(flat))]
+        linear = None if residuals is None else residuals.known
+        if linear is not None and linear.chunk is None:
+            g, p = (to_vector(self._tree(x), linear.dtype) for x in (now.grads, now.params))
+            ways.append(jnp.all(jnp.abs(g) <= DIGITS * linear.rounding(p)))
+        return jnp.any(jnp.stack(ways))
+
+    def _newton(
+        self,
+        c: _Carry,
+        now: _Point,
+        sizes: list[Array],
+        residuals: Residuals | None,
+        wanted: Array,
+    ) -> Newton:
+        """Newton's step in units of the sizes, over the parameters that can move."""
+        params, dtype = now.params, sum_dtype(now.params)
+
+        def vector(leaves: Iterable[Array]) -> Array:
+            # Both parts of a complex number have its size.
+            pairs = zip(leaves, params, strict=True)
+            return to_vector([as_pair(x) if jnp.iscomplexobj(p) else x for x, p in pairs], dtype)
+
+        def as_pair(x: Array) -> Array:
+            return x if jnp.iscomplexobj(x) else jax.lax.complex(x, x)
+
+        largest = vector([jnp.where(size > 0, size, 1) for size in sizes])
+        # A size may have shrunk by many digits since the start.
+        now_sizes = vector([jnp.abs(p) for p in params])
+        signs = self._root(c).module.signs(self._tree(params))
+        free = [f & (sign != 0) for f, sign in zip(now.free, signs, strict=True)]
+        can_move = vector([f.astype(x.dtype) for f, x in zip(free, sizes, strict=True)])
+        units = can_move * jnp.where(now_sizes > 0, now_sizes, largest)
+        gradient = vector(now.grads)
+
+        def exact(v: Array) -> Array:
+            tangent = (from_vector(v, params),)
+            _, along = jax.jvp(lambda p: self._differentiate(p)[1], (params,), tangent)
+            return vector(along)
+
+        def difference(v: Array, gradient_at: Callable[[list[Array]], Array]) -> Array:
+            h = jnp.finfo(dtype).eps ** 0.5 / jnp.linalg.norm(v / largest)
+            return (gradient_at(tree.add(params, from_vector(h * v, params))) - gradient) / h
+
+        def by_rows(there: list[Array]) -> Array:
+            assert residuals is not None
+            return residuals.at(self._tree(there)).gradient.astype(dtype)
+
+        def product(v: Array) -> Array:
+            v = units * v
+            ways = [
+                lambda: exact(v),
+                lambda: difference(v, lambda p: vector(self._differentiate(p)[1])),
+            ]
+            if residuals is not None:
+                ways.append(lambda: difference(v, by_rows))
+            return units * first_possible(*ways)
+
+        return newton(product, units * gradient, units / largest, wanted)
 
     def _value(self, params: list[Array]) -> Scalar:
         return checked_loss(self._loss(self.whole.join(params)), False, False).loss

@@ -34,6 +34,10 @@ from ._system import FORMS, System, check_qr, chosen_form, may_be_qr, system_byt
 ACCEPTED = 1e-4
 """The ratio of the actual to the predicted decrease from which a step is accepted."""
 
+ROUNDINGS = 10.0
+"""By how many roundings of the loss both decreases may be wrong (Conn, Gould & Toint, Trust-Region
+Methods, 17.4.2)."""
+
 FIRST_RADIUS = 100.0
 """The first radius, relative to the scaled length of the parameters."""
 
@@ -206,7 +210,9 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
             actual = linear.value.astype(dtype) - value
             predicted = jnp.vdot(along, along) / 2 + damping * size**2
             actual = jnp.where(jnp.isfinite(actual), actual, -jnp.inf)
-            ratio = jnp.where(predicted > 0, actual / jnp.where(predicted > 0, predicted, 1), -1)
+            noise = ROUNDINGS * jnp.finfo(dtype).eps * jnp.abs(linear.value.astype(dtype))
+            whole = predicted + noise
+            ratio = jnp.where(whole > 0, (actual + noise) / jnp.where(whole > 0, whole, 1), -1)
             return _Outcome(actual, predicted, jnp.where(jnp.isfinite(ratio), ratio, -1))
 
         limit = self.at(context).acceleration

@@ -20,7 +20,7 @@ from ._replace import remove_leftovers
 from ._save import given, start
 from ._saving import Saving, settle
 
-_Result = TypeVar("_Result")
+_Read = TypeVar("_Read")
 _NAME = re.compile(r"step-(\d+)\.safetensors")
 
 
@@ -162,7 +162,7 @@ class Rolling:
         named = ((_NAME.fullmatch(path.name), path) for path in found)
         return {int(match[1]): path for match, path in named if match}
 
-    def _newest(self, read: Callable[[Path], _Result]) -> _Result | None:
+    def _newest(self, read: Callable[[Path], _Read]) -> _Read | None:
         """Reads the newest file that can be read.
 
         Another process may save meanwhile: the last file of an earlier look may be gone, and a look

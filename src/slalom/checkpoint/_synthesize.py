@@ -23,7 +23,7 @@ from ._load import layouts
 from ._saving import settle
 
 
-class _Snapshot(NamedTuple):
+class _SavedAverage(NamedTuple):
     time: float
     """The number of steps that were averaged."""
     sigma_rel: float
@@ -91,7 +91,7 @@ def synthesize(
     paths = sorted(directory.glob("*.safetensors"))
     if not paths:
         raise FileNotFoundError(f"There is no checkpoint in '{directory}'.")
-    found: dict[str, list[_Snapshot]] = {}
+    found: dict[str, list[_SavedAverage]] = {}
     # One at a time: a run has more snapshots than a process may have open files.
     for path in paths:
         with File(path) as file:
@@ -104,7 +104,7 @@ def synthesize(
     return _with_averages(model, found, step, sigma_rel)
 
 
-def _add_snapshots(file: File, path: Path, opt: str, found: dict[str, list[_Snapshot]]) -> None:
+def _add_snapshots(file: File, path: Path, opt: str, found: dict[str, list[_SavedAverage]]) -> None:
     """Adds the averages in a file, by the path of the parameter."""
     layout = layouts(file).get(opt)
     if layout is None:
@@ -134,7 +134,7 @@ def _add_snapshots(file: File, path: Path, opt: str, found: dict[str, list[_Snap
                 "cannot be combined with those before."
             )
         if time > 0:
-            snapshot = _Snapshot(time, sigmas[slot.owner], path, names, slot.local)
+            snapshot = _SavedAverage(time, sigmas[slot.owner], path, names, slot.local)
             found.setdefault(param, []).append(snapshot)
 
 
@@ -143,7 +143,7 @@ def _pairs(side: Side) -> Iterator[tuple[Slot, Any]]:
 
 
 def _with_averages(
-    model: PyTree, found: dict[str, list[_Snapshot]], step: int | None, sigma_rel: float
+    model: PyTree, found: dict[str, list[_SavedAverage]], step: int | None, sigma_rel: float
 ) -> PyTree:
     leaves, structure = jax.tree.flatten(model)
     names = leaf_paths(model)
@@ -171,10 +171,10 @@ def _with_averages(
 
 
 def _sums(
-    found: dict[str, list[_Snapshot]], weights: dict[str, Any], like: dict[str, Any]
+    found: dict[str, list[_SavedAverage]], weights: dict[str, Any], like: dict[str, Any]
 ) -> dict[str, Any]:
     """Σ wᵢ·averageᵢ by parameter, in float64: the weights may be large, and of both signs."""
-    by_file: dict[Path, list[tuple[str, float, _Snapshot]]] = {}
+    by_file: dict[Path, list[tuple[str, float, _SavedAverage]]] = {}
     for name, snapshots in found.items():
         for weight, snapshot in zip(weights[name], snapshots, strict=True):
             by_file.setdefault(snapshot.path, []).append((name, weight, snapshot))

@@ -8,7 +8,7 @@ from .resolve import Leaf, Where
 
 
 @dataclasses.dataclass(frozen=True)
-class _Matrix(Where):
+class _Matrices(Where):
     unmatched_among: ClassVar[str | None] = (
         "selects nothing: none of these parameters is a matrix. Matrices are the weights of "
         "`Linear` and `Conv` layers and other arrays with two axes; a layout makes matrices of "
@@ -71,4 +71,4 @@ def matrix(layout: LayoutLike = None) -> Where:
     told = as_layout(layout)
     if told is not None:
         check_layout("sl.where.matrix", told)
-    return _Matrix(told)
+    return _Matrices(told)

@@ -183,7 +183,7 @@ def _chosen(operands: tuple[Where, ...], leaves: list[Leaf]) -> list[tuple[bool,
 
 
 @dataclasses.dataclass(frozen=True)
-class _Function(Where):
+class _TreeFunction(Where):
     """A user's function of the whole parameter tree."""
 
     function: Callable[[Any], Any]
@@ -202,9 +202,9 @@ class _Function(Where):
                 f"The function {self!r} returned False for the whole parameter tree, so it would "
                 f"select nothing. {ONE_CALL} To select nothing, write `sl.where.nothing()`."
             )
-        frozen = _Tree.freeze(result)
+        frozen = _FrozenTree.freeze(result)
         if leaves:
-            call = lambda arrays: _Tree.freeze(self.function(arrays)).values  # noqa: E731
+            call = lambda arrays: _FrozenTree.freeze(self.function(arrays)).values  # noqa: E731
             check_arrays_give_no_more(self, call, tree, frozen.values)
         return frozen.evaluate(leaves)
 
@@ -213,7 +213,7 @@ class _Function(Where):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Tree(Where):
+class _FrozenTree(Where):
     """A user's tree, or prefix, of bools or labels, frozen."""
 
     structure: Any
@@ -223,10 +223,10 @@ class _Tree(Where):
     def __reduce__(self) -> Any:
         # JAX cannot pickle the structure of a tree of modules, but a tree with this structure can
         # be pickled.
-        return _Tree.freeze, (self.structure.unflatten(self.values),)
+        return _FrozenTree.freeze, (self.structure.unflatten(self.values),)
 
     @classmethod
-    def freeze(cls, tree: PyTree) -> "_Tree":
+    def freeze(cls, tree: PyTree) -> "_FrozenTree":
         values, structure = jax.tree.flatten(tree)
         values = tuple(_concrete(v) for v in values)
         return cls(structure, values, tuple(type(v) for v in values))
@@ -339,8 +339,8 @@ def as_where(where: WhereLike) -> Where:
                 f"{name} makes a selector, and is not one itself. Call it: "
                 f"`{name}({'...' * bool(inspect.signature(where).parameters)})`."
             )
-        return _Function(where)
-    return _Tree.freeze(where)
+        return _TreeFunction(where)
+    return _FrozenTree.freeze(where)
 
 
 def as_where_or_none(where: WhereLike | None) -> Where | None:
@@ -375,7 +375,7 @@ def as_labels(labels: Any) -> Where:
     if isinstance(labels, Mapping) and any(isinstance(k, Where) or is_function(k) for k in labels):
         return Cases(tuple((as_where(where), label) for where, label in labels.items()))
     is_tree = isinstance(labels, str | list | tuple)
-    return _Tree.freeze(labels) if is_tree else as_where(labels)
+    return _FrozenTree.freeze(labels) if is_tree else as_where(labels)
 
 
 # --- resolving ------------------------------------------------------------------------------

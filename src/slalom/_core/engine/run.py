@@ -81,7 +81,7 @@ def run_rules(
     **Returns:** the result of `write`, and the new states of the rules.
     """
     leaves, structure = jax.tree.flatten(updates, is_leaf=is_encoded)
-    runs = [_Run(rule, updates, outer) for rule in rules]
+    runs = [_RuleStep(rule, updates, outer) for rule in rules]
     place = None
     if outer.params is not None and (write is ADD or any(blockwise(run.columns) for run in runs)):
         # Elsewhere a policy has its own way to split a sum in place.
@@ -123,7 +123,7 @@ class _RuleAtLeaf(NamedTuple):
     """The seeds of the random bits of encoded fields."""
 
 
-class _Leaf(NamedTuple):
+class _LeafInputs(NamedTuple):
     """A leaf of the updates, with the parameter and the inputs of each rule."""
 
     u: Any
@@ -131,7 +131,7 @@ class _Leaf(NamedTuple):
     rules: list[_RuleAtLeaf]
 
 
-class _Plan(NamedTuple):
+class _LeafFacts(NamedTuple):
     """Static facts about a leaf."""
 
     does: tuple[str, ...]
@@ -145,7 +145,7 @@ class _Plan(NamedTuple):
 
 
 def _over_leaves(
-    runs: Sequence["_Run"],
+    runs: Sequence["_RuleStep"],
     does: tuple[str, ...],
     leaves: Sequence[Any],
     params: Sequence[Any],
@@ -156,7 +156,9 @@ def _over_leaves(
 ) -> list[Any]:
     """Runs these phases of all rules leaf by leaf, after `done`."""
 
-    def at_leaf(plan: _Plan, leaf: _Leaf, signal: Any) -> tuple[Any, list[dict[str, Any]]]:
+    def at_leaf(
+        plan: _LeafFacts, leaf: _LeafInputs, signal: Any
+    ) -> tuple[Any, list[dict[str, Any]]]:
         return _at_leaf(runs, plan, leaf, signal)
 
     if any(under_jit(x) for x in jax.tree.leaves((leaves, [run.columns for run in runs]))):
@@ -170,11 +172,11 @@ def _over_leaves(
     for i, u in enumerate(leaves):
         active = tuple(k for k, run in enumerate(runs) if i in run.positions)
         own = [runs[k] for k in active]
-        plan = _Plan(does, active, tuple(run.plan[run.positions[i]] for run in own), adds)
+        plan = _LeafFacts(does, active, tuple(run.plan[run.positions[i]] for run in own), adds)
         if any(run.rule.over == "matrix" for run in own):
             u = tree.after(u, done)  # the products of all leaves share scratch memory
         rules = [run.inputs(run.positions[i], paths[i], seed_of) for run in own]
-        result, new = at_leaf(plan, _Leaf(u, params[i], rules), signal)
+        result, new = at_leaf(plan, _LeafInputs(u, params[i], rules), signal)
         results.append(result)
         done = (result, new)
         signal = signal_of(new, signal)
@@ -184,7 +186,7 @@ def _over_leaves(
 
 
 def _at_leaf(
-    runs: Sequence["_Run"], plan: _Plan, leaf: _Leaf, signal: Any
+    runs: Sequence["_RuleStep"], plan: _LeafFacts, leaf: _LeafInputs, signal: Any
 ) -> tuple[Any, list[dict[str, Any]]]:
     """The result of all rules at one leaf, and their new fields if they advance."""
     u = home = decoded_leaf(leaf.u, signal=signal)
@@ -206,7 +208,7 @@ def _at_leaf(
     return result, new if "advance" in plan.does else []
 
 
-class _Run:
+class _RuleStep:
     """One step of a rule: its numbers, and its state by fields and leaves."""
 
     def __init__(self, at: RuleAt, updates: PyTree, outer: Part):

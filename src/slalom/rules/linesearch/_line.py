@@ -48,7 +48,7 @@ class Line(NamedTuple):
     grad: Updates
     slope: Scalar
     value_fn: Callable[[Params], Scalar]
-    box: "_Box | None" = None
+    box: "_LineBounds | None" = None
 
     def point(self, rate: Scalar) -> Params:
         """w + η·u, rounded as the step rounds it."""
@@ -77,7 +77,7 @@ class Line(NamedTuple):
         return as_canonical(tree.inner(grad, self.updates))
 
 
-class _Box(NamedTuple):
+class _LineBounds(NamedTuple):
     """The effect of bounds on a line."""
 
     bounds: tuple[Params, Params]
@@ -96,7 +96,9 @@ def _clipped(params: Params, bounds: tuple[Params, Params]) -> Params:
     return jax.tree.map(clip, params, *bounds)
 
 
-def _boxed(params: Params, updates: Updates, bounds: tuple[Params, Params]) -> tuple[Updates, _Box]:
+def _boxed(
+    params: Params, updates: Updates, bounds: tuple[Params, Params]
+) -> tuple[Updates, _LineBounds]:
     """The updates without entries that leave the box at once, and the effect of the bounds."""
     params = tree.widened(params)
     nearest = _clipped(params, bounds)
@@ -118,7 +120,7 @@ def _boxed(params: Params, updates: Updates, bounds: tuple[Params, Params]) -> t
     inward = jax.tree.structure(updates).unflatten(inward)
     back = tree.map_leaves(lambda _, near, x: near - x, (nearest, params))
     updates = jax.tree.map(lambda b, u: jnp.where(outside, b, u), back, inward)
-    return updates, _Box(bounds, jnp.min(jnp.stack(limits)), outside)
+    return updates, _LineBounds(bounds, jnp.min(jnp.stack(limits)), outside)
 
 
 def line(

@@ -33,7 +33,7 @@ _STACK = 2**26
 """The largest number of entries of a stack, unless it would leave devices without a matrix."""
 
 
-class _Kind(NamedTuple):
+class _StackKey(NamedTuple):
     """The shape, dtype and sharding that stacked matrices have in common."""
 
     short: int
@@ -110,15 +110,15 @@ def devices_as_text(matrices: tuple[Matrix, ...], params: Params) -> str:
 
 def _chunks(
     matrices: tuple[Matrix, ...], leaves: list[Array], place: Placement | None
-) -> Iterator[tuple[_Kind, list[int]]]:
+) -> Iterator[tuple[_StackKey, list[int]]]:
     """The positions of the leaves that are stacked with each other."""
-    kinds: dict[_Kind, list[int]] = {}
+    kinds: dict[_StackKey, list[int]] = {}
     for i, (m, x) in enumerate(zip(matrices, leaves, strict=True)):
         spec = (None, None) if place is None else sides(m, place.specs[i])[1]
         if m.rows > m.columns:
             spec = (spec[1], spec[0])
         short, long = sorted((m.rows, m.columns))
-        kinds.setdefault(_Kind(short, long, str(x.dtype), spec), []).append(i)
+        kinds.setdefault(_StackKey(short, long, str(x.dtype), spec), []).append(i)
     for kind, members in kinds.items():
         if place is None and not is_small(kind.short * kind.long):
             yield from ((kind, [i]) for i in members)
@@ -151,7 +151,7 @@ def _lying(m: Matrix, x: Array) -> Array:
 
 def _applied(
     function: Callable[..., Array],
-    kind: _Kind,
+    kind: _StackKey,
     stack: Array,
     place: Placement | None,
     numbers: tuple[Array, ...],
@@ -165,7 +165,9 @@ def _applied(
         return _batched(function, kind, stack, *numbers)
 
 
-def _batched(function: Callable[..., Array], kind: _Kind, stack: Array, *numbers: Array) -> Array:
+def _batched(
+    function: Callable[..., Array], kind: _StackKey, stack: Array, *numbers: Array
+) -> Array:
     if stack.shape[0] == 1:
         return function(stack[0], *numbers)[None]
     if is_small(kind.short * kind.long):

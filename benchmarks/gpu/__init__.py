@@ -1,0 +1,1 @@
+"""Slalom on one GPU."""

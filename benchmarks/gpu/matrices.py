@@ -1,0 +1,116 @@
+"""Matrix rules, next to their matrix products on their own."""
+
+import re
+import statistics
+import time
+from typing import Any
+
+import jax
+
+import slalom as sl
+
+from ..docs import _table
+from ..matrices import Products, is_hidden
+from ..measure import slalom_step
+from .timing import Chained, Repeated, log, seconds
+
+
+def hidden_of(params: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The hidden matrices of a model, with random entries, and gradients of theirs."""
+    key = jax.random.key(0)
+    hidden = {
+        name: 0.02 * jax.random.normal(jax.random.fold_in(key, i), p.shape)
+        for i, (name, p) in enumerate(params.items())
+        if is_hidden(name, p) or (len(params) < 4 and p.ndim == 2)
+    }
+    return hidden, {name: 0.1 * p[::-1] for name, p in hidden.items()}
+
+
+def muon(params: dict[str, Any], repetitions: int) -> list[dict[str, Any]]:
+    """Steps of Muon, next to their matrix products on their own, in three precisions."""
+    hidden, grads = hidden_of(params)
+    rows = []
+    precisions = {"float32": "highest", "TensorFloat32": "tensorfloat32", "bfloat16": "bfloat16"}
+    for precision, name in precisions.items():
+        with jax.default_matmul_precision(name):
+            link = sl.Orthogonalize()
+            step = slalom_step(link | sl.ScaleByLearningRate(0.02), hidden, grads)
+            state = link.init(hidden)
+            limit = Products(lambda u, link=link, state=state: link.update(u, state), grads)
+            calls = {"Muon": Chained(step), "products": Repeated(limit)}
+            took = seconds(calls, repetitions)
+        rows.append(
+            {
+                "precision": precision,
+                "milliseconds": 1e3 * took["Muon"],
+                "products_ms": 1e3 * took["products"],
+            }
+        )
+        alone = rows[-1]["products_ms"]
+        log(f"Muon, {precision}: {1e3 * took['Muon']:.2f} ms, of products {alone:.2f} ms")
+    return rows
+
+
+REFRESH = 5
+"""The number of steps from one refresh of SOAP to the next."""
+
+
+def soap(params: dict[str, Any], repetitions: int) -> list[dict[str, Any]]:
+    """Steps of SOAP on the hidden matrices of two blocks, with and without a refresh.
+
+    A refresh must multiply each factor by its eigenvectors, and turn the mean into the new ones.
+    """
+    params = {name: p for name, p in params.items() if not re.match(r"block(?![01]\.)", name)}
+    hidden, grads = hidden_of(params)
+    step = Chained(slalom_step(sl.soap(3e-3, precondition_frequency=REFRESH), hidden, grads))
+    times = []
+    for _ in range(2 + 3 * REFRESH):
+        start = time.perf_counter()
+        step.start()
+        step.wait()
+        times.append(1e3 * (time.perf_counter() - start))
+    row = {
+        "idle_ms": statistics.median(times[2:]),
+        "refresh_ms": statistics.median(times[6::REFRESH]),
+    }
+
+    @jax.jit
+    def products(hidden: dict[str, Any]) -> Any:
+        def of_one(x: Any) -> Any:
+            left, right = x @ x.T, x.T @ x
+            turned = left @ (left.T @ (left @ x @ right) @ right.T)
+            return left @ left, right @ right, turned
+
+        with jax.default_matmul_precision("highest"):
+            return {name: of_one(x) for name, x in hidden.items()}
+
+    jax.block_until_ready(products(hidden))
+    call = Repeated(lambda: jax.block_until_ready(products(hidden)))
+    row["products_ms"] = 1e3 * seconds({"products": call}, repetitions)["products"]
+    log(f"SOAP: {row}")
+    return [row]
+
+
+def text(found: dict[str, Any]) -> list[str]:
+    """What was found, for the page."""
+    parts = []
+    if rows := found.get("matrices"):
+        heads = ["step on the hidden matrices", "precision of products", "time", "products alone"]
+        lines = [
+            [
+                "Muon",
+                row["precision"],
+                f"{row['milliseconds']:.2f} ms",
+                f"{row['products_ms']:.2f} ms",
+            ]
+            for row in rows
+        ]
+        parts.append(_table(heads, lines))
+    for row in found.get("soap", []):
+        ratio = row["refresh_ms"] / row["products_ms"]
+        parts.append(
+            f"SOAP on the hidden matrices of two blocks takes {row['idle_ms']:.1f} ms, and "
+            f"{row['refresh_ms']:.0f} ms in a step that refreshes its eigenvectors, {ratio:.1f} "
+            "times the matrix products of a refresh alone."
+        )
+    return parts

@@ -1,0 +1,153 @@
+"""Updates alone: the bytes that they move per second, and the memory that they take."""
+
+import re
+import statistics
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import slalom as sl
+
+from ..docs import _table
+from ..measure import Step, optax_step, slalom_step
+from .timing import Chained, Copy, log, seconds
+
+
+def stacked(params: dict[str, Any]) -> dict[str, Any]:
+    """The same parameters with the blocks stacked, as for a `jax.lax.scan` over them."""
+    groups: dict[str, list[Any]] = {}
+    for name, p in params.items():
+        groups.setdefault(re.sub(r"block\d+", "blocks", name), []).append(p)
+    return {name: jnp.stack(each) if len(each) > 1 else each[0] for name, each in groups.items()}
+
+
+def _contenders() -> dict[str, tuple[Any, Any]]:
+    """Transforms by name, and the dtype of their parameters."""
+    clip, theirs = sl.ClipByGlobalNorm(1.0), optax.clip_by_global_norm(1.0)
+    single: dict[str, Any] = {
+        "AdamW": sl.adamw(1e-3),
+        "AdamW, Optax": optax.adamw(1e-3),
+        "clip, AdamW": clip | sl.adamw(1e-3),
+        "clip, AdamW, Optax": optax.chain(theirs, optax.adamw(1e-3)),
+        "Lion": sl.lion(1e-4),
+        "clip, Lion": clip | sl.lion(1e-4),
+        "clip, Lion, Optax": optax.chain(theirs, optax.lion(1e-4)),
+        "LAMB": sl.lamb(1e-3),
+        "LAMB, Optax": optax.lamb(1e-3),
+        "Adafactor": sl.adafactor(1e-3),
+        "Adafactor, Optax": optax.adafactor(1e-3),
+        "AdamW, `.every_k(4)`": sl.adamw(1e-3).every_k(4),
+        "AdamW, Optax, `MultiSteps`": optax.MultiSteps(optax.adamw(1e-3), 4),
+        'AdamW, `.store("bfloat16")`': sl.adamw(1e-3).store("bfloat16"),
+        'AdamW, `.store("int8")`': sl.adamw(1e-3).store("int8"),
+    }
+    half: dict[str, Any] = {
+        "AdamW, bfloat16": sl.adamw(1e-3),
+        "AdamW, bfloat16, Optax": optax.adamw(1e-3),
+    }
+    for policy in ("stochastic", "master", "ecc"):
+        half[f'AdamW, bfloat16, `.write("{policy}")`'] = sl.adamw(1e-3).write(policy)
+    return {name: (tx, jnp.float32) for name, tx in single.items()} | {
+        name: (tx, jnp.bfloat16) for name, tx in half.items()
+    }
+
+
+WITH_ALL_LEAVES = ("AdamW", "clip, AdamW", "LAMB")
+"""The rows that are also measured with the blocks apart, in Optax too."""
+AT_ONCE = 6
+"""The number of programs that are compiled side by side, and hold their arrays."""
+
+
+def _compiled(tx: Any, leaves: dict[str, Any], dtype: Any) -> Step:
+    arrays = {path: p.astype(dtype) for path, p in leaves.items()}
+    grads = jax.tree.map(lambda p: 0.01 * p + 0.001, arrays)
+    make = slalom_step if isinstance(tx, sl.AbstractTransform) else optax_step
+    return make(tx, arrays, grads)
+
+
+def bandwidth(params: dict[str, Any], repetitions: int, entries: int) -> list[dict[str, Any]]:
+    """The bytes that a step moves per second, relative to a copy.
+
+    A step must read all its arguments and write all its results, and a clip reads the gradients
+    twice. Only a quarter of the steps of `every_k` moves all of this. With many small leaves the
+    host takes longer to start a step than the device to run it.
+    """
+    number, copy = sum(p.size for p in params.values()), Copy(entries)
+    known, few = _contenders(), stacked(params)
+    cases = [(name, few) for name in known]
+    cases += [(name + end, params) for name in WITH_ALL_LEAVES for end in ("", ", Optax")]
+    rows = []
+    for first in range(0, len(cases), AT_ONCE):
+        chunk = cases[first : first + AT_ONCE]
+        with ThreadPoolExecutor() as pool:
+            steps = list(pool.map(lambda c: _compiled(known[c[0]][0], c[1], known[c[0]][1]), chunk))
+        for (name, leaves), step in zip(chunk, steps, strict=True):
+            memory = step.program.memory_analysis()
+            moved = memory.argument_size_in_bytes + memory.output_size_in_bytes
+            moved += sum(g.nbytes for g in jax.tree.leaves(step.grads)) * ("clip" in name)
+            took = seconds({"step": Chained(step), "copy": copy}, repetitions)
+            share = (moved / took["step"]) / (copy.bytes / took["copy"])
+            rows.append(
+                {
+                    "step": name,
+                    "leaves": len(leaves),
+                    "milliseconds": 1e3 * took["step"],
+                    "bytes_per_parameter": moved / number,
+                    "share_of_copy": None if "(4)" in name or "Multi" in name else share,
+                    "fusions": step.cost.fusions,
+                    "copy_bytes_per_second": copy.bytes / took["copy"],
+                }
+            )
+            milliseconds = rows[-1]["milliseconds"]
+            log(f"{name}, {len(leaves)} leaves: {milliseconds:.3f} ms, {share:.0%} of a copy")
+        del steps, step
+    return rows
+
+
+def memory(make: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
+    """What `sl.plan` says a step needs, and what the device has had in use.
+
+    The peak of a device is that of the whole process, so that this comes first.
+    """
+    tx, params = sl.adamw(1e-3), make()
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
+    planned = sl.plan(tx, params, mesh)
+    opt, grads = sl.Optimizer(tx, params), jax.tree.map(jnp.zeros_like, params)
+    step = jax.jit(lambda p, opt, g: opt.step(p, g), donate_argnums=(0, 1))
+    jax.block_until_ready(step(params, opt, grads))
+    stats = jax.devices()[0].memory_stats() or {}
+    peak = stats.get("peak_bytes_in_use")
+    return [{"step": "AdamW", "planned": planned.total, "peak": peak}]
+
+
+def text(found: dict[str, Any]) -> list[str]:
+    """What was found, for the page."""
+    rows = found.get("bandwidth", [])
+    parts = []
+    if rows:
+        copy = statistics.median(row["copy_bytes_per_second"] for row in rows)
+        heads = ["step", "leaves", "kernels", "time", "bytes per parameter", "share of a copy"]
+        lines = [
+            [
+                row["step"],
+                f"{row['leaves']}",
+                f"{row['fusions']}",
+                f"{row['milliseconds']:.2f} ms",
+                f"{row['bytes_per_parameter']:.1f}",
+                f"**{row['share_of_copy']:.0%}**" if row["share_of_copy"] else "",
+            ]
+            for row in rows
+        ]
+        parts += [f"A copy moves {copy / 1e12:.2f} TB/s.", _table(heads, lines)]
+    for row in found.get("memory", []):
+        if row["peak"]:
+            parts.append(
+                f"A step of AdamW takes {row['planned'] / 1e9:.3f} GB according to `sl.plan`; the "
+                f"device had {row['peak'] / 1e9:.3f} GB in use."
+            )
+    return parts

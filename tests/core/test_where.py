@@ -12,7 +12,7 @@ import pytest
 
 import slalom as sl
 from helpers import assert_same_bits, drawn, mlp, params_of
-from slalom.where.resolve import mask
+from slalom.where.masks import mask
 
 LAYERS = ("layers.1.weight", "layers.12.weight", "layers.2.norm.bias", "layers.2.weight")
 PATHS = ("bias", "head.bias", "head.weight", *LAYERS)

@@ -89,16 +89,8 @@ def map_leaves(
             return rule(here, *leaves, *tuples)
 
     if not columns[0]:
-        # A rule on scalars shows how many trees there are.
-        one = jax.ShapeDtypeStruct((), jnp.float32)
-        scalars = {
-            name: x if x is None else jax.ShapeDtypeStruct((), x.dtype)
-            for name, x in numbers.items()
-        }
-        arguments = ((one,) * len(trees), ((one,),) * len(per_param))
-        result = jax.eval_shape(in_accumulation_dtype, scalars, *arguments)
-        empty = structure.unflatten([])
-        return (empty,) * len(result) if isinstance(result, tuple) else empty
+        counts = (len(trees), len(per_param))
+        return _of_no_leaves(in_accumulation_dtype, numbers, counts, structure.unflatten([]))
     if any(under_jit(x) for column in columns for x in column):
         # Tracing costs 2 ms a leaf in Python; a jit traces once per shape, and XLA inlines it (an
         # `inline=True` would copy its equations for every leaf). Outside a trace it would
@@ -120,6 +112,18 @@ def map_leaves(
     if isinstance(results[0], tuple):
         return tuple(structure.unflatten(column) for column in zip(*results, strict=True))
     return structure.unflatten(results)
+
+
+def _of_no_leaves(
+    rule: Callable[..., Any], numbers: dict[str, Any], counts: tuple[int, int], empty: PyTree
+) -> Any:
+    """As many trees without leaves as the rule returns, which it shows on scalars."""
+    one = jax.ShapeDtypeStruct((), jnp.float32)
+    scalars = {
+        name: x if x is None else jax.ShapeDtypeStruct((), x.dtype) for name, x in numbers.items()
+    }
+    result = jax.eval_shape(rule, scalars, (one,) * counts[0], ((one,),) * counts[1])
+    return (empty,) * len(result) if isinstance(result, tuple) else empty
 
 
 def after(tree: PyTree, results: PyTree) -> PyTree:

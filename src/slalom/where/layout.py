@@ -33,7 +33,8 @@ from jaxtyping import Array, Inexact
 
 from ..tree.paths import dotted, glob_pattern
 from ..tree.types import Params
-from .resolve import Cases, Leaf, Where, as_where, resolve
+from .masks import resolve
+from .resolve import Cases, Leaf, Where, as_where
 from .selectors import everything
 
 LayoutLike: TypeAlias = str | Mapping[Any, str] | Where | None

@@ -17,7 +17,8 @@ from ..protocol.parts import CHECK, AbstractDeclared, Part
 from ..protocol.transform import AbstractTransform
 from ..state.walk import parts
 from ..text.printing import shortest
-from .declare import bind_numbers, hyperparameter_fields
+from .bind_numbers import bind_numbers
+from .declare import hyperparameter_fields
 from .readings import Readings, the_path
 from .schedule import AbstractSchedule, AbstractStatefulSchedule, read_number
 

@@ -13,7 +13,8 @@ from ...tree.memory import to_device, to_memory_of
 from ...tree.paths import dotted, example, first_difference, leaf_paths
 from ...tree.types import Params, PyTree, Tracer, Updates, is_function, is_state_index
 from ...where.frozen import Unmarked
-from ...where.resolve import Where, check_matches, mask
+from ...where.masks import check_matches, mask
+from ...where.resolve import Where
 from ...where.selectors import everything
 
 Model = TypeVar("Model")

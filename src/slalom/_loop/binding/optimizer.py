@@ -19,7 +19,8 @@ from ..._core.text.mistakes import frozen, no_attribute, optimizer_advice
 from ...tree.packed import pack
 from ...tree.paths import example, leaf_paths
 from ...tree.types import PyTree
-from ...where.resolve import WhereLike, as_where, as_where_or_none, check_matches, mask
+from ...where.masks import check_matches, mask
+from ...where.resolve import WhereLike, as_where, as_where_or_none
 from ..programs.compiled import (
     StepInputs,
     check_guards,

@@ -13,7 +13,8 @@ from ..._core.state.marks import NONNEGATIVE, PARAM_LIKE, PER_LEAF, REDUCED, UNT
 from ..._core.state.slots import Slot
 from ...tree.paths import leaf_paths
 from ...tree.types import Params, Tracer
-from ...where.resolve import Cases, as_where, check_matches, labels
+from ...where.masks import check_matches, labels
+from ...where.resolve import Cases, as_where
 
 Indices = dict[int, Int[Array, " rows"]]
 """For each axis of a parameter that changes, where its new entries come from; −1 is nowhere."""

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from ... import tree
-from ..._core.fields.declare import bind_numbers
+from ..._core.fields.bind_numbers import bind_numbers
 from ..._core.fields.hyperparams import bound
 from ..._core.protocol.chain import Chain
 from ..._core.protocol.loss import loss_of
@@ -25,7 +25,7 @@ from ...tree.captures import clear_with_functions
 from ...tree.dtypes import canonical_float
 from ...tree.paths import leaf_paths
 from ...tree.types import Params
-from ...where.resolve import check_matches
+from ...where.masks import check_matches
 from ...wrappers.gradients.maximize import Maximize
 from ...wrappers.scope.partitions import Partition
 

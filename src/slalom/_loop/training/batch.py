@@ -118,6 +118,19 @@ class Batch(NamedTuple):
         )
 
 
+_NO_BATCH = (
+    "There are no arrays among the arguments after `opt` to divide into {parts}. Pass the batch to "
+    "the step: `step(model, opt, x, y)`."
+)
+
+
+def _without_arrays(name: str, parts: str) -> str:
+    return (
+        f"The argument '{name}' contains no arrays, so it cannot be divided into {parts}. Remove "
+        "it from `batch_args`."
+    )
+
+
 def batch_of(
     loss_fn: Callable[..., Any],
     args: tuple[Any, ...],
@@ -178,15 +191,9 @@ def batch_of(
             )
     for key in keys if batch_args is not None else ():
         if not any(map(is_array, jax.tree.leaves(passed[key]))):
-            raise TypeError(
-                f"The argument '{_name(key, names)}' contains no arrays, so it cannot be divided "
-                f"into {parts}. Remove it from `batch_args`."
-            )
+            raise TypeError(_without_arrays(_name(key, names), parts))
     if not sizes:
-        raise TypeError(
-            f"There are no arrays among the arguments after `opt` to divide into {parts}. "
-            "Pass the batch to the step: `step(model, opt, x, y)`."
-        )
+        raise TypeError(_NO_BATCH.format(parts=parts))
     different = tuple(dict.fromkeys(size for size, _ in sizes.values()))
     return Batch([x for _, x in leaves], structure, tuple(roles), different)
 

@@ -15,30 +15,26 @@ from ..._core.protocol.loss import Loss, loss_of
 from ..._core.protocol.parts import Part
 from ..._core.protocol.per_example import AbstractPerExampleTransform
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import NEEDS_A_VALUE, warn
+from ..._core.text.messages import warn
 from ...combine import Terms
-from ...tree import accumulation_dtype, cast, cast_like, gram_matrix, map_leaves
+from ...tree import cast, cast_like, gram_matrix, map_leaves
 from ...tree.dtypes import canonical_float
 from ...tree.packed import pack, unpack
-from ...tree.types import Params, PyTree, Scalar, Updates
-from ..binding.model import Split, split, strong
+from ...tree.types import PyTree, Scalar, Updates
+from ..binding.model import split
 from ..binding.optimizer import Optimizer
 from ..binding.sampling import sampled_params
 from ..programs.callables import with_function
 from ..programs.compiled import advance
 from ..residual_losses import AbstractCurvatureLoss, linearized, residual_loss
-from .batch import Arguments, Batch, batch_of
-from .compute_dtype import in_compute_dtype
+from .batch_loss import BatchLoss
 from .loss import (
-    LossGradient,
     LossResult,
     check_call,
     checked_loss,
     checked_terms,
     gather_microbatches,
     map_examples,
-    needs_a_value,
-    scan_microbatches,
 )
 from .options import Options
 
@@ -122,24 +118,9 @@ def training_step(
             gradient = _batch_gradient(batch_loss)
 
         result = gradient.result
-        known = {"value": result.loss, **inputs.context, **gradient.known}
-        if loss.askers("max_logits"):
-            stacked = (options.microbatches is not None) + bool(loss.askers("single examples"))
-            known.setdefault("max_logits", result.max_logits(stacked))
+        known = _known(gradient, batch_loss, inputs, loss)
         if source is not None:
             known.setdefault("residuals", source.on(*batch_loss.args, **batch_loss.kwargs))
-        if options.has_weight:
-            known["weight"] = result.weight
-        if loss.askers("grad"):
-            known["grad"] = gradient.mean
-        if loss.askers("value_fn"):
-            known["value_fn"] = batch_loss.value
-        if loss.askers("grad_fn"):
-            known["grad_fn"] = lambda model: _unscaled_gradient(batch_loss.at(model, opt)).grads
-        if loss.askers("sampled_grad_fn") and inputs.sampled_loss is not None:
-            known["sampled_grad_fn"] = functools.partial(
-                _sampled_gradient, batch_loss, inputs.sampled_loss, opt
-            )
         how: dict[str, Any] = {"gathered": gradient.gathered, "in_training_step": True}
         params, state = advance(opt, model, gradient.grads, known, **how)
         return jax.tree.leaves(params) + state, options.returned(
@@ -149,97 +130,28 @@ def training_step(
     return train_step
 
 
-class BatchLoss(NamedTuple):
-    """A loss and the batch of this step.
-
-    With a `scale`, the gradients are those of the loss times it.
-    """
-
-    loss_fn: Callable[..., Any]
-    options: Options
-    model: Split
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    scale: Scalar | None
-
-    def at(self, model: PyTree, opt: Optimizer) -> "BatchLoss":
-        """The loss of another model on the same batch, to differentiate there."""
-        return self._replace(model=split(model, opt.binding.trainable))
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the loss is evaluated once, on the whole batch, and returns nothing else."""
-        options = self.options
-        return options.microbatches is None and not (options.has_aux or options.has_weight)
-
-    @property
-    def trained(self) -> list[Array]:
-        """The arrays to differentiate with respect to."""
-        return [strong(x) for x in jax.tree.leaves(self.model.params)]
-
-    def evaluate(self, model: PyTree, arguments: Arguments) -> LossResult:
-        """The loss with these arguments."""
-        options = self.options
-        return checked_loss(self.returned(model, arguments), options.has_aux, options.has_weight)
-
-    def returned(self, model: PyTree, arguments: Arguments) -> Any:
-        """The results of the loss with these arguments."""
-        if self.options.compute_dtype is not None:
-            dtype = self.options.compute_dtype
-            model, arguments = in_compute_dtype((model, arguments), dtype)
-        args, kwargs = arguments
-        try:
-            return self.loss_fn(model, *args, **kwargs)
-        except NEEDS_A_VALUE as error:
-            raise TypeError(needs_a_value(error)) from error
-
-    def differentiate(self, arguments: Arguments) -> tuple[list[Array], PyTree]:
-        """The leaves of the gradient with these arguments, not conjugated."""
-
-        def scaled_loss(trained: list[Array]) -> tuple[Scalar, PyTree]:
-            result = self.evaluate(self.model.join(trained), arguments)
-            return self._scaled(result.loss), pack(result)
-
-        return jax.grad(scaled_loss, has_aux=True)(self.trained)
-
-    def _scaled(self, loss: Scalar) -> Scalar:
-        """The function to differentiate."""
-        if self.scale is None:
-            return loss
-        dtype = accumulation_dtype(loss.dtype)
-        return cast(loss, dtype) * cast(self.scale, dtype)
-
-    def over_batch(
-        self, function: LossGradient, like: list[Array]
-    ) -> tuple[list[Array], LossResult]:
-        """Evaluates a function of the arguments on the whole batch, in microbatches."""
-        if self.options.microbatches is None:
-            means, packed = function((self.args, self.kwargs))
-            return means, unpack(packed)
-        batch, number = self.divided("microbatches"), self.options.microbatches
-        if number == "split":
-            batch, number = batch._replace(is_split=True), batch.size
-        return scan_microbatches(function, like, batch, number, self.options.has_weight)
-
-    def value(self, model: PyTree) -> Scalar:
-        """The loss of another model on the same batch."""
-
-        def without_gradient(arguments: Arguments) -> tuple[list[Array], PyTree]:
-            return [], pack(self.evaluate(model, arguments)._replace(aux=None))
-
-        return self.over_batch(without_gradient, [])[1].loss
-
-    def divided(self, parts: str) -> Batch:
-        """The batch, ready to be divided."""
-        return batch_of(self.loss_fn, self.args, self.kwargs, self.options.batch_args, parts)
-
-    def tree(self, leaves: list[Array]) -> Params:
-        """Leaves as a tree like the trained parameters."""
-        return jax.tree.structure(self.model.params).unflatten(leaves)
-
-    def ascent(self, grads: list[Array]) -> Updates:
-        """Gradients as a tree. JAX returns the conjugate of the direction of steepest ascent."""
-        return self.tree(list(map(jnp.conj, grads)))
+def _known(
+    gradient: "Gradient", batch_loss: BatchLoss, inputs: TrainingInputs, loss: Loss
+) -> dict[str, Any]:
+    """The inputs of the transforms: those that the caller passed, and those that they ask for."""
+    options, opt, result = batch_loss.options, inputs.opt, gradient.result
+    known = {"value": result.loss, **inputs.context, **gradient.known}
+    if loss.askers("max_logits"):
+        stacked = (options.microbatches is not None) + bool(loss.askers("single examples"))
+        known.setdefault("max_logits", result.max_logits(stacked))
+    if options.has_weight:
+        known["weight"] = result.weight
+    if loss.askers("grad"):
+        known["grad"] = gradient.mean
+    if loss.askers("value_fn"):
+        known["value_fn"] = batch_loss.value
+    if loss.askers("grad_fn"):
+        known["grad_fn"] = lambda model: _unscaled_gradient(batch_loss.at(model, opt)).grads
+    if loss.askers("sampled_grad_fn") and inputs.sampled_loss is not None:
+        known["sampled_grad_fn"] = functools.partial(
+            _sampled_gradient, batch_loss, inputs.sampled_loss, opt
+        )
+    return known
 
 
 class Gradient(NamedTuple):

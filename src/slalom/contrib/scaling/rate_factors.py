@@ -29,7 +29,8 @@ from ...rules.matrices.soap import AbstractInEigenbasis, ScaleBySoap
 from ...rules.momentum.sign import ScaleByLion, ScaleBySign
 from ...tree.paths import dotted, glob_pattern, leaf_paths
 from ...where.layout import Layout, LayoutLike, Matrix, as_layout, check_layout, layouts
-from ...where.resolve import Leaf, Where, WhereLike, as_where, mask
+from ...where.masks import mask
+from ...where.resolve import Leaf, Where, WhereLike, as_where
 from ...where.selectors import path as at_path
 from ..matrices.dion import ScaleByDion
 

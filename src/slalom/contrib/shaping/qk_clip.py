@@ -21,7 +21,8 @@ from ...rules._layout import warn_guessed
 from ...tree.dtypes import canonical_float
 from ...tree.types import Params, Updates
 from ...where.layout import Layout, LayoutLike, as_layout, layout_of
-from ...where.resolve import Cases, Leaf, Where, resolve
+from ...where.masks import resolve
+from ...where.resolve import Cases, Leaf, Where
 
 _PART = re.compile(r"([1-9]\d*)?([qkvr])")
 _PARTS = re.compile(r"(?:([1-9]\d*)\((.+)\)|([^()]+))")

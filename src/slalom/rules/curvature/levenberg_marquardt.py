@@ -192,16 +192,6 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
         scale = self._scale(linear, state)
         system = self._system(linear, scale)
 
-        start = jnp.asarray(self.at(context).damping, dtype) * system.trace
-        # A loss without curvature has no scale of its own.
-        start = jnp.where(start > 0, start, 1)
-        damping = jnp.where(first, 0 if self.scaling else start, state.damping.astype(dtype))
-        radius = state.radius.astype(dtype)
-        if self.scaling is not None:
-            length = FIRST_RADIUS * jnp.linalg.norm(system.diagonal * to_vector(params, dtype))
-            length = jnp.where(length > 0, length, FIRST_RADIUS)
-            radius = jnp.where(first, length, radius)
-
         def outcome(step: Array, direction: Array, along: Array, damping: Scalar) -> _Outcome:
             there = tree.add(params, linear.updates(step))
             value = residuals.value(there).astype(dtype)
@@ -226,15 +216,7 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
             type(self).__name__,
             lambda t: ~t.accepted & (t.tried < self.max_tries),
             body,
-            _Try(
-                jnp.zeros((), state.num_rejected.dtype),
-                damping,
-                state.growth.astype(dtype),
-                radius,
-                jnp.zeros((), dtype),
-                jnp.array(False),
-                jnp.zeros(linear.num_params, dtype),
-            ),
+            self._first_try(system, state, params, context),
         )
         step = jnp.where(end.accepted, end.step, 0)
         float_ = state.damping.dtype
@@ -249,6 +231,33 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
             scale=None
             if scale is None or state.scale is None
             else tree.cast_like(linear.updates(scale), state.scale),
+        )
+
+    def _first_try(
+        self,
+        system: System,
+        state: ScaleByLevenbergMarquardtState,
+        params: Params,
+        context: Context | None,
+    ) -> _Try:
+        linear, first = system.linear, jnp.all(state.age == 0)
+        dtype = linear.dtype
+        start = jnp.asarray(self.at(context).damping, dtype) * system.trace
+        # A loss without curvature has no scale of its own.
+        start = jnp.where(start > 0, start, 1)
+        radius = state.radius.astype(dtype)
+        if self.scaling is not None:
+            length = FIRST_RADIUS * jnp.linalg.norm(system.diagonal * to_vector(params, dtype))
+            length = jnp.where(length > 0, length, FIRST_RADIUS)
+            radius = jnp.where(first, length, radius)
+        return _Try(
+            jnp.zeros((), state.num_rejected.dtype),
+            jnp.where(first, 0 if self.scaling else start, state.damping.astype(dtype)),
+            state.growth.astype(dtype),
+            radius,
+            jnp.zeros((), dtype),
+            jnp.array(False),
+            jnp.zeros(linear.num_params, dtype),
         )
 
     def system(self, params: Params) -> int:

@@ -13,7 +13,7 @@ from ..._core.protocol.context import Context
 from ..._core.state.marks import param_like, per_leaf
 from ...tree.dtypes import canonical_float
 from ...tree.types import Params, Scalar, Updates
-from ._line import AbstractLinesearch, line, next_guess, numbers, scale_or_zero, steepest
+from ._line import AbstractLinesearch, Line, line, next_guess, numbers, scale_or_zero, steepest
 
 
 class ScaleByBacktrackingLinesearchState(eqx.Module):
@@ -117,7 +117,6 @@ class ScaleByBacktrackingLinesearch(AbstractLinesearch):
     ) -> tuple[Updates, ScaleByBacktrackingLinesearchState]:
         along = line(self, updates, params, context)
         now = numbers(self, context)
-        bound = along.value + now.rtol * jnp.abs(along.value)
         first = jnp.minimum(now.increase_factor * state.guess, now.max_learning_rate)
 
         def lower(value: Scalar) -> Any:
@@ -132,9 +131,7 @@ class ScaleByBacktrackingLinesearch(AbstractLinesearch):
                 value, pullback = along.value_fn(along.point(rate)), None
             one = jnp.ones((), value.dtype)
             value = jnp.asarray(value, rate.dtype)
-            error = value - bound - rate * now.slope_rtol * along.slope
-            error = jnp.where(jnp.isfinite(value) & ~jnp.isnan(error), error, jnp.inf)
-            error = jnp.maximum(error, 0)
+            error = _decrease_error(now, along, rate, value)
             grad = t.grad
             if pullback is not None:
                 last = (error <= now.atol) | ((tried > self.max_backtracking_steps) & lower(value))
@@ -208,3 +205,11 @@ def _report(met: Any, rate: Any, error: Any, value: Any, slope: Any) -> None:
         )
 
     jax.lax.cond(met, lambda: None, print_message)
+
+
+def _decrease_error(now: Any, along: Line, rate: Scalar, value: Scalar) -> Scalar:
+    """How far the loss at this rate is above the bound of a sufficient decrease."""
+    bound = along.value + now.rtol * jnp.abs(along.value)
+    error = value - bound - rate * now.slope_rtol * along.slope
+    error = jnp.where(jnp.isfinite(value) & ~jnp.isnan(error), error, jnp.inf)
+    return jnp.maximum(error, 0)

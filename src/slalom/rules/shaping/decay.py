@@ -13,7 +13,8 @@ from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like
 from ...tree.types import Params
-from ...where.resolve import Where, WhereLike, as_where_or_none, mask
+from ...where.masks import mask
+from ...where.resolve import Where, WhereLike, as_where_or_none
 from .cautious import agreement
 from .scale import ScaleByLearningRate
 

@@ -14,7 +14,8 @@ from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.writer import RETURN
 from ..._core.text.printing import Call, constructor_call
 from ...tree.types import Params, Updates
-from ...where.resolve import Cases, Where, WhereLike, as_where, labels, selected_from
+from ...where.masks import labels, selected_from
+from ...where.resolve import Cases, Where, WhereLike, as_where
 from .scale import Scale, sign_of
 
 

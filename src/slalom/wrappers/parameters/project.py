@@ -23,7 +23,8 @@ from ..._core.text.printing import AbstractPrinted, code
 from ...projections import AbstractProjection
 from ...tree.paths import dotted, first_difference, leaf_paths
 from ...tree.types import Gradients, Params, Tracer, Updates, is_function
-from ...where.resolve import Where, as_where_or_none, mask
+from ...where.masks import mask
+from ...where.resolve import Where, as_where_or_none
 from .write import refuse_written
 
 

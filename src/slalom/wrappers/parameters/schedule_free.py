@@ -40,7 +40,8 @@ from ...rules.momentum.momentum import Trace
 from ...tree.dtypes import as_canonical, canonical_float, storage_dtype
 from ...tree.paths import dotted, leaf_paths, whole
 from ...tree.types import Gradients, Params, Scalar, Updates
-from ...where.resolve import Where, as_where_or_none, mask
+from ...where.masks import mask
+from ...where.resolve import Where, as_where_or_none
 from .project import Project
 
 

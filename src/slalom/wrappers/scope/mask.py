@@ -14,7 +14,8 @@ from ..._core.protocol.wrapper import AbstractComposite
 from ..._core.protocol.writer import Writer
 from ..._core.state.walk import segments, transforms
 from ...tree.types import Gradients, Params
-from ...where.resolve import Where, as_where, mask, selected_from
+from ...where.masks import mask, selected_from
+from ...where.resolve import Where, as_where
 
 
 class _AbstractCut(AbstractComposite[Any]):

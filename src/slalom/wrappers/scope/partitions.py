@@ -17,7 +17,8 @@ from ..._core.state.walk import segments
 from ..._core.text.printing import Call, method_call
 from ...tree.paths import candidates, leaf_paths
 from ...tree.types import Gradients, Params
-from ...where.resolve import Cases, Where, WhereLike, as_labels, as_where, labels, selected_from
+from ...where.masks import labels, selected_from
+from ...where.resolve import Cases, Where, WhereLike, as_labels, as_where
 
 REST = "rest"
 """The label of the leaves that no selector of `.partition({...})` matches."""

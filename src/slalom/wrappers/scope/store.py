@@ -26,7 +26,8 @@ from ...codecs.offloading import offload
 from ...tree.memory import to_device, to_host, to_memory_of
 from ...tree.paths import candidates, glob_pattern, has_suffix, leaf_paths
 from ...tree.types import Params, Tracer
-from ...where.resolve import Where, as_where_or_none, mask
+from ...where.masks import mask
+from ...where.resolve import Where, as_where_or_none
 
 
 class StoreState(eqx.Module):

@@ -61,7 +61,7 @@ class AbstractGradientMethods(AbstractDeclared):
 
         - `max_consecutive_errors`: the number of consecutive steps that may be skipped, an
             int ≥ 0.
-        - `on_limit`: what happens in the next step that is not finite: `"accept"` applies it,
+        - `on_limit`: the reaction to the next step that is not finite: `"accept"` applies it,
             `"skip"` continues to skip, `"raise"` raises an error at the following step.
         - `check`: `"grads"`, or `"both"` to check the resulting updates too.
 
@@ -86,7 +86,7 @@ class AbstractGradientMethods(AbstractDeclared):
 
         - `sigma`: how many standard deviations above the mean are too far, > 0.
         - `window`: the number of recent values, an int ≥ 2.
-        - `by`: what is compared: `"both"`, `"loss"` or `"grad_norm"`.
+        - `by`: the values to compare: `"both"`, `"loss"` or `"grad_norm"`.
         - `max_consecutive`: the number of consecutive spikes that may be skipped, an int ≥ 1. The
             next one is accepted, as a new level.
 
@@ -162,7 +162,7 @@ class AbstractGradientMethods(AbstractDeclared):
 
         **Arguments:**
 
-        - `initial`: the first scale, in [2⁻¹²⁶, 2¹²⁶]. Powers of two round nothing.
+        - `initial`: the first scale, in [2⁻¹²⁶, 2¹²⁶]. Powers of two cause no rounding.
         - `growth_interval`: the number of finite steps before the scale doubles, an int ≥ 1.
 
         **Returns:** a transform. `sl.train_step` scales the loss itself; in other loops, multiply

@@ -135,7 +135,7 @@ class AbstractScopeMethods(AbstractDeclared):
 
         **Arguments:**
 
-        - `policy`: what keeps small updates: `"master"`, a float32 copy of the parameters;
+        - `policy`: the way to keep small updates: `"master"`, a float32 copy of the parameters;
             `"kahan"`, a compensation in the parameter's dtype; `"ecc"`, eight more bits;
             `"stochastic"`, rounding at random; or `"nearest"`, nothing.
         - `key`: the key of the random rounding, an int in [0, 2³¹) or a PRNG key.

@@ -208,7 +208,7 @@ def minimize(
 
     - `loss_fn`: called as `loss_fn(model, *args)`. Returns a real scalar.
     - `tx`: the transform, or an optimizer to continue with.
-    - `model`: where to start.
+    - `model`: the initial model.
     - `args`: the data of the loss.
     - `max_steps`: the largest number of steps, an int ≥ 1.
     - `ftol`, `xtol`, `gtol`: the tolerances, ≥ 0. They default to ε^⅔ for the ε of the loss's

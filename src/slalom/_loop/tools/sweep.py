@@ -75,8 +75,8 @@ def sweep(
     - `tx`: the transform.
     - `model`: the model that all runs start from. It is not changed.
     - `batches`: an iterable of batches, each a tuple or list of the arguments of the loss after the
-        model. It is read once. Batches are repeated if there are fewer than `steps`, except for
-        those of an iterator.
+        model. It is read once. Batches are repeated if there are fewer than `steps`, unless they
+        come from an iterator.
     - `grid`: the values of each hyperparameter, by its path, an unambiguous suffix of it, or a
         glob. The numbers of a schedule can be swept too: `"learning_rate.peak_value"`.
     - `steps`: the number of steps of each run, an int ≥ 1.

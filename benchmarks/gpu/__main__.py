@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "memory": lambda: updates.memory(make),  # first: it reads the peak of the process
         "bandwidth": lambda: updates.bandwidth(make(), repetitions, entries),
         "matrices": lambda: matrices.muon(make(), few),
+        "factorizations": matrices.factorizations,
         "soap": lambda: matrices.soap(make(), few),
         "fits": lambda: small.fits(3 if args.dry else 100),
         "loops": lambda: small.loops(10 * repetitions),

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 import slalom as sl
 
@@ -91,6 +92,38 @@ def soap(params: dict[str, Any], repetitions: int) -> list[dict[str, Any]]:
     return [row]
 
 
+def factorizations() -> list[dict[str, Any]]:
+    """A product, a QR decomposition, and what a round of Cholesky's method consists of."""
+    rows = []
+    for number, size in ((1, 768), (1, 2304), (1, 3072), (12, 768)):
+        x = jax.random.normal(jax.random.key(0), (number, size, size))
+        x = x[0] if number == 1 else x
+        gram = x @ x.mT / size + jnp.eye(size)
+        factor = jnp.linalg.cholesky(gram)
+        calls: dict[str, tuple[Any, ...]] = {
+            "product": (lambda a, b: a @ b, x, x),
+            "qr": (lambda a: jnp.linalg.qr(a)[0], x),
+            "cholesky": (lambda a: jax.lax.linalg.cholesky(a, symmetrize_input=False), gram),
+            "solve": (
+                lambda a, b: jax.lax.linalg.triangular_solve(
+                    a, b, left_side=False, lower=True, transpose_a=True
+                ),
+                factor,
+                x,
+            ),
+        }
+        row: dict[str, Any] = {"device": jax.devices()[0].device_kind, "number": number}
+        row["size"] = size
+        with jax.default_matmul_precision("highest"):
+            for name, (function, *arguments) in calls.items():
+                compiled = jax.jit(function).lower(*arguments).compile()
+                call = Repeated(lambda f=compiled, a=arguments: jax.block_until_ready(f(*a)))
+                row[f"{name}_ms"] = 1e3 * seconds({name: call}, 1)[name]
+        rows.append(row)
+        log(f"factorizations: {row}")
+    return rows
+
+
 def text(found: dict[str, Any]) -> list[str]:
     """What was found, for the page."""
     parts = []
@@ -106,6 +139,14 @@ def text(found: dict[str, Any]) -> list[str]:
             for row in rows
         ]
         parts.append(_table(heads, lines))
+    if rows := found.get("factorizations"):
+        heads = ["matrices", "product", "QR", "Cholesky", "triangular solve"]
+        names = ("product_ms", "qr_ms", "cholesky_ms", "solve_ms")
+        lines = [
+            [f"{row['number']} of {row['size']}²", *(f"{row[name]:.1f} ms" for name in names)]
+            for row in rows
+        ]
+        parts += [f"Factorizations in float32 on one {rows[0]['device']}:", _table(heads, lines)]
     for row in found.get("soap", []):
         ratio = row["refresh_ms"] / row["products_ms"]
         parts.append(

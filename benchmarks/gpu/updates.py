@@ -105,7 +105,7 @@ def bandwidth(params: dict[str, Any], repetitions: int, entries: int) -> list[di
             )
             milliseconds = rows[-1]["milliseconds"]
             log(f"{name}, {len(leaves)} leaves: {milliseconds:.3f} ms, {share:.0%} of a copy")
-        del steps, step
+        steps.clear()
     return rows
 
 

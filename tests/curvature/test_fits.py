@@ -96,3 +96,29 @@ def test_robust_losses_are_those_of_scipy(x64, loss):
     found = fitted(sl.LeastSquares(fit_residual, loss=loss, scale=0.2))
     np.testing.assert_allclose(list(found.model.values()), known.x, rtol=1e-5)
     np.testing.assert_allclose(found.loss * len(X) / 2, known.cost, rtol=1e-8)
+
+
+FORMS = {
+    "default": {},
+    "columns": {"scaling": "columns"},
+    "chunks": {"chunk": 7},
+    "rows of chunks": {"chunk": 7, "form": "residuals"},
+    "qr": {"solver": "qr", "form": "residuals"},
+}
+
+
+@pytest.mark.parametrize("form", sampled(FORMS))
+def test_bounded_fits_are_those_of_scipy(x64, form):
+    lower, upper = [2.0, 0.0, 0.6], [np.inf, 1.1, np.inf]
+    start = [2.0, 1.0, 0.7]
+    tight = dict.fromkeys(("xtol", "ftol", "gtol"), 1e-12)
+    known = scipy.optimize.least_squares(
+        lambda p: decay(X, *p) - Y, start, bounds=(lower, upper), **tight
+    )
+    lower, upper, start = (dict(zip("abc", x, strict=True)) for x in (lower, upper, start))
+    tx = sl.levenberg_marquardt(**FORMS[form], bounds=(lower, upper))
+    start = jax.tree.map(jnp.asarray, start)
+    found = sl.minimize(sl.LeastSquares(fit_residual), tx, start, X, Y, max_steps=100)
+    assert found.converged
+    np.testing.assert_allclose(list(found.model.values()), known.x, rtol=1e-5)
+    assert found.model["b"] == 1.1, "a bound is reached, not approached"

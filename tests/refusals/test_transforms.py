@@ -249,6 +249,10 @@ def test_sets_and_bounds_of_projections():
         TypeError, "lbfgs.bounds … got 1.0", "`(lower, upper)` or a mapping from selectors"
     ):
         sl.lbfgs(bounds=1.0)
+    with refused(
+        TypeError, "levenberg_marquardt.bounds … got 1.0", "`(lower, upper)` or a mapping"
+    ):
+        sl.levenberg_marquardt(bounds=1.0)
 
 
 def test_places_outside_and_arguments_of_a_scaled_loss():

@@ -1,6 +1,7 @@
 """A loss near some parameters: its rows, and the products with their Jacobian."""
 
 import abc
+import copy
 import functools
 import math
 import operator
@@ -10,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from ... import tree
 from ...tree.dtypes import sum_dtype
@@ -92,6 +93,7 @@ class Linearization:
         self.num_rows = sum(math.prod(z.shape) for z in outputs)
         """N, the number of rows."""
         self._jacobian: Array | None = None
+        self._free: Array | None = None
         if derivatives is not None:
             parts = zip(self.blocks, self._local, derivatives, strict=True)
             sums = [jnp.einsum("ni,nip->p", x.cotangents, d) for _, x, d in parts]
@@ -99,6 +101,19 @@ class Linearization:
             parts = zip(self.blocks, self._local, derivatives, strict=True)
             rows = [_multiplied(x.factors, _centred(b, d)) for b, x, d in parts]
             self._jacobian = jnp.concatenate([x.reshape(-1, self.num_params) for x in rows])
+
+    def along(self, free: Bool[Array, " params"]) -> "Linearization":
+        """The same with the other parameters held fixed: their columns of J are 0."""
+        other = copy.copy(self)
+        other._free = free.astype(self.dtype)
+        if self._jacobian is not None:
+            other._jacobian = other._at_free(self._jacobian)
+            other._gradient = other._at_free(self._gradient)
+        return other
+
+    def _at_free(self, v: Array) -> Array:
+        """With zeros at fixed parameters, which are the last axis."""
+        return v if self._free is None else v * jnp.broadcast_to(self._free, v.shape)
 
     def is_at(self, params: PyTree) -> bool:
         """Whether this is the linearization at the same arrays."""
@@ -135,7 +150,7 @@ class Linearization:
             return self._jacobian @ v
 
         def forward() -> Array:
-            tangent = (from_vector(v, self.params),)
+            tangent = (from_vector(self._at_free(v), self.params),)
             return self._rows(jax.jvp(self._outputs, (self.params,), tangent)[1])
 
         return first_possible(forward, lambda: self._against(v[None])[:, 0])
@@ -292,7 +307,7 @@ class Linearization:
     def _pull(self, cotangents: list[Array]) -> Array:
         _, pullback = jax.vjp(self._outputs, self.params)
         (found,) = pullback([tree.cast(c, self.dtype) for c in cotangents])
-        return as_covector(found, self.dtype)
+        return self._at_free(as_covector(found, self.dtype))
 
     def _rows(self, tangents: list[Array]) -> Array:
         """Turns derivatives of the outputs into derivatives of ρ."""
@@ -331,6 +346,7 @@ class Linearization:
 
             rows = jax.tree.map(lambda x: replicated(x)[at], block.rows)
             _, jacobian = self._differentiated(block, rows)
+            jacobian = self._at_free(jacobian)
             if mean is not None:
                 jacobian = jacobian - mean[None]
             jacobian = _multiplied(local.factors[at], jacobian)

@@ -1,11 +1,14 @@
-"""The minimizer of a quasi-Newton model in a box, as L-BFGS-B finds it."""
+"""Boxes, and the minimizer of a quasi-Newton model in one, as L-BFGS-B finds it."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from ..._core.protocol.transform import AbstractTransform
+from ...projections import box
 from ...tree.types import Scalar
 
 
@@ -35,6 +38,34 @@ class Box(NamedTuple):
 
     def clip(self, x: Array) -> Array:
         return jnp.clip(x, self.lower, self.upper)
+
+    @property
+    def held(self) -> Bool[Array, " params"]:
+        """Which parameters are at a bound that the gradient leads out of."""
+        below = (self.x <= self.lower) & (self.gradient > 0)
+        return below | ((self.x >= self.upper) & (self.gradient < 0))
+
+
+def in_boxes(name: str, tx: AbstractTransform, bounds: Any) -> AbstractTransform:
+    """A transform inside `.project` onto the boxes of the argument `bounds` of a recipe.
+
+    **Arguments:**
+
+    - `name`: the recipe, for messages.
+    - `tx`: the transform.
+    - `bounds`: a pair, a mapping from selectors to pairs, or `None`.
+    """
+    groups = bounds if isinstance(bounds, Mapping) else {None: bounds}
+    for where, pair in groups.items():
+        if pair is None:
+            continue
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise TypeError(
+                f"{name}.bounds must be a pair `(lower, upper)` or a mapping from selectors to "
+                f"such pairs, got {pair!r}."
+            )
+        tx = tx.project(box(*pair), where=where)
+    return tx
 
 
 def minimizer(box: Box, pairs: Pairs, theta: Scalar) -> Float[Array, " params"]:

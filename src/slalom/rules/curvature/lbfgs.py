@@ -1,6 +1,5 @@
 """The limited-memory quasi-Newton rule."""
 
-from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -17,12 +16,11 @@ from ..._core.protocol.real_vectors import from_vector, to_vector
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like, per_leaf, per_param
 from ..._core.text.advice import advise_keywords
-from ...projections import box
 from ...tree.dtypes import sum_dtype
 from ...tree.types import Params, Updates
 from ..linesearch.zoom import ScaleByZoomLinesearch
 from ..shaping.scale import Scale, ScaleByLearningRate
-from ._box import Box, Pairs, minimizer
+from ._box import Box, Pairs, in_boxes, minimizer
 from ._fields import first_scale, kept, last_changes
 
 
@@ -312,14 +310,4 @@ def lbfgs(
     scale = Scale(-1.0) if learning_rate is None else ScaleByLearningRate(learning_rate)
     links = () if linesearch is None else (linesearch,)
     tx = chain(ScaleByLbfgs(memory_size, scale_init_precond), scale, *links)
-    groups = bounds if isinstance(bounds, Mapping) else {None: bounds}
-    for where, pair in groups.items():
-        if pair is None:
-            continue
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise TypeError(
-                "lbfgs.bounds must be a pair `(lower, upper)` or a mapping from selectors to such "
-                f"pairs, got {pair!r}."
-            )
-        tx = tx.project(box(*pair), where=where)
-    return tx
+    return in_boxes("lbfgs", tx, bounds)

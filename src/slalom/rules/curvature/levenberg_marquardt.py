@@ -1,6 +1,5 @@
 """Levenberg–Marquardt: Gauss–Newton steps whose damping follows the loss."""
 
-from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
@@ -27,16 +26,14 @@ from ..._core.state.marks import param_like, per_leaf
 from ..._core.text.advice import advise_keywords
 from ...tree.dtypes import canonical_float
 from ...tree.types import Params, Scalar, Updates
+from ._box import Box, in_boxes
 from ._fields import chunk_field, solver_field
+from ._model import Model
 from ._radius import bounded
 from ._system import FORMS, System, check_qr, chosen_form, may_be_qr, system_bytes
 
 ACCEPTED = 1e-4
 """The ratio of the actual to the predicted decrease from which a step is accepted."""
-
-ROUNDINGS = 10.0
-"""By how many roundings of the loss both decreases may be wrong (Conn, Gould & Toint, Trust-Region
-Methods, 17.4.2)."""
 
 FIRST_RADIUS = 100.0
 """The first radius, relative to the scaled length of the parameters."""
@@ -73,12 +70,6 @@ class _Try(NamedTuple):
     step: Array
 
 
-class _Outcome(NamedTuple):
-    actual: Scalar
-    predicted: Scalar
-    ratio: Scalar
-
-
 class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState]):
     """Levenberg–Marquardt: Gauss–Newton steps with a damping that follows the loss.
 
@@ -104,6 +95,9 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
     result does not depend on the units of the parameters, and λ is chosen such that ‖D·d‖ is at
     most a radius, which follows r, as in MINPACK. This suits fits with a few parameters of very
     different sizes. It has no acceleration.
+
+    Inside `.project` onto a box, parameters at a bound that the gradient leads out of are held, and
+    each try is projected onto the box. The predicted decrease is then that of the projected d.
 
     The updates already descend: do not add a learning rate. The incoming gradients are not used.
     `sl.train_step` passes the linearization if the loss is an `sl.LeastSquares` or `sl.OutputLoss`.
@@ -145,6 +139,7 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
     needs: ClassVar[tuple[str, ...]] = ("params", "residuals")
     computes_gradient: ClassVar[bool] = True
     unconstrained: ClassVar[bool] = True
+    heeds_bounds: ClassVar[bool] = True
     update_sign: ClassVar[int | None] = -1
 
     def __check_init__(self):
@@ -189,28 +184,21 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
             return updates, state
         linear = residuals.at(params, self.chunk)
         dtype, first = linear.dtype, jnp.all(state.age == 0)
+        x, box = to_vector(params, dtype), None
+        if context is not None and context.bounds is not None:
+            lower, upper = (to_vector(bound, dtype) for bound in context.bounds)
+            box = Box(jnp.clip(x, lower, upper), linear.gradient, lower, upper)
+            linear = linear.along(~box.held)
         scale = self._scale(linear, state)
         system = self._system(linear, scale)
 
-        def outcome(step: Array, direction: Array, along: Array, damping: Scalar) -> _Outcome:
-            there = tree.add(params, linear.updates(step))
-            value = residuals.value(there).astype(dtype)
-            size = jnp.linalg.norm(system.diagonal * direction)
-            # NaN from a failed factorization counts as a rejection.
-            actual = linear.value.astype(dtype) - value
-            predicted = jnp.vdot(along, along) / 2 + damping * size**2
-            actual = jnp.where(jnp.isfinite(actual), actual, -jnp.inf)
-            noise = ROUNDINGS * jnp.finfo(dtype).eps * jnp.abs(linear.value.astype(dtype))
-            whole = predicted + noise
-            ratio = jnp.where(whole > 0, (actual + noise) / jnp.where(whole > 0, whole, 1), -1)
-            return _Outcome(actual, predicted, jnp.where(jnp.isfinite(ratio), ratio, -1))
-
+        model = Model(params, x, residuals, linear, system, box)
         limit = self.at(context).acceleration
 
         def body(t: _Try) -> _Try:
             if self.scaling is not None:
-                return self._with_radius(system, outcome, t, first)
-            return self._with_damping(system, outcome, t, limit)
+                return self._with_radius(model, t, first)
+            return self._with_damping(model, t, limit)
 
         end = tree.while_loop(
             type(self).__name__,
@@ -289,14 +277,12 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
         check_qr("ScaleByLevenbergMarquardt", solver, form, linear)
         return System(linear, linear.vector, linear.gradient, form, solver, scale)
 
-    def _with_damping(
-        self, system: System, outcome: Callable[..., _Outcome], t: _Try, limit: Scalar | None
-    ) -> _Try:
+    def _with_damping(self, model: Model, t: _Try, limit: Scalar | None) -> _Try:
         """A try with λ, which follows the ratio."""
+        system = model.system
         solution = system.solve(t.damping)
         direction = step = -solution.x
         straight: Any = True
-        along = system.linear.push(direction)
         if limit is not None:
             turn = -solution.from_rows(system.linear.bend(direction))
             # Some residuals have no second derivative.
@@ -304,7 +290,7 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
             length = jnp.asarray(limit, turn.dtype) * jnp.linalg.norm(direction)
             straight = jnp.linalg.norm(turn) <= length
             step = direction + turn / 2
-        ratio = outcome(step, direction, along, t.damping).ratio
+        step, _, _, ratio = model.outcome(step, direction, t.damping)
         accepted = (ratio >= ACCEPTED) & straight
         eps = jnp.finfo(step.dtype).eps
         trace = jnp.where(system.trace > 0, system.trace, 1)
@@ -314,14 +300,12 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
         growth = jnp.where(accepted, 2, jnp.minimum(2 * t.growth, 1e6))
         return _Try(t.tried + 1, damping, growth, t.radius, ratio, accepted, step)
 
-    def _with_radius(
-        self, system: System, outcome: Callable[..., _Outcome], t: _Try, first: Any
-    ) -> _Try:
+    def _with_radius(self, model: Model, t: _Try, first: Any) -> _Try:
         """A try with a bounded length, which follows the ratio as in MINPACK."""
-        step, damping, length = bounded(system, t.radius, t.damping)
+        step, damping, length = bounded(model.system, t.radius, t.damping)
         # The first radius is a guess.
         radius = jnp.where(first, jnp.minimum(t.radius, length), t.radius)
-        found = outcome(step, step, system.linear.push(step), damping)
+        found = model.outcome(step, step, damping)
         accepted = found.ratio >= ACCEPTED
 
         # The derivative of the loss along the step.
@@ -335,7 +319,9 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
         shorter = jnp.maximum(shrink * jnp.minimum(radius, 10 * length), tiny)
         radius = jnp.where(short, shorter, jnp.where(grow, 2 * length, radius))
         factor = jnp.where(short, 1 / shrink, jnp.where(grow, 0.5, 1))
-        return _Try(t.tried + 1, damping * factor, t.growth, radius, found.ratio, accepted, step)
+        return _Try(
+            t.tried + 1, damping * factor, t.growth, radius, found.ratio, accepted, found.step
+        )
 
     def has_updated(self, state: ScaleByLevenbergMarquardtState) -> Bool[Array, "*runs"]:
         return state.accepted
@@ -367,6 +353,7 @@ def levenberg_marquardt(
     form: str = "auto",
     solver: Any = "auto",
     chunk: int | None = None,
+    bounds: Any = None,
 ) -> AbstractTransform:
     """Levenberg–Marquardt, for losses written as an `sl.LeastSquares`.
 
@@ -377,13 +364,17 @@ def levenberg_marquardt(
     `ScaleByLevenbergMarquardt`.
 
     It has no learning rate. Its steps lower the loss of the batch that they see, so batches should
-    be large. For the fit of a formula with a few parameters, use `scaling="columns"`.
+    be large. For the fit of a formula with a few parameters, use `scaling="columns"`. With `bounds`
+    all parameters stay in a box.
 
     **Arguments:**
 
     - `damping`, `scaling`, `acceleration`, `max_tries`, `form`, `solver`, `chunk`: as in
         `ScaleByLevenbergMarquardt`.
+    - `bounds`: as in `sl.lbfgs`. Defaults to no bounds.
 
-    **Returns:** a `ScaleByLevenbergMarquardt`.
+    **Returns:** a `ScaleByLevenbergMarquardt`; with `bounds` inside
+    `.project(sl.projections.box(lower, upper))`.
     """
-    return ScaleByLevenbergMarquardt(damping, scaling, acceleration, max_tries, form, solver, chunk)
+    rule = ScaleByLevenbergMarquardt(damping, scaling, acceleration, max_tries, form, solver, chunk)
+    return in_boxes("levenberg_marquardt", rule, bounds)

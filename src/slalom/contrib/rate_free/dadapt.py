@@ -5,31 +5,25 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Inexact, Int, PyTree
+from jaxtyping import Array
 
 from ... import tree
 from ..._core.fields.declare import Hyperparameter, Number, dtype_field, hyperparameter
-from ..._core.protocol.context import Context
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import param_like, per_leaf, until_reset
 from ..._core.text.advice import advise_keywords
-from ...rules.momentum.momentum import first_moment
-from ...rules.rate_free._sums import AbstractEstimatingAdam, bounded, larger
-from ...rules.shaping.decay import decay_mask, where_field
-from ...tree.dtypes import sum_dtype
+from ...rules.rate_free._sums import (
+    AbstractEstimatingAdam,
+    AbstractEstimatingState,
+    bounded,
+    larger,
+)
+from ...rules.shaping.decay import where_field
 from ...tree.types import Params, Scalar
 from ...where.resolve import Where, WhereLike
 
 
-class ScaleByDAdaptAdamState(eqx.Module):
+class ScaleByDAdaptAdamState(AbstractEstimatingState):
     """The state of `ScaleByDAdaptAdam`."""
-
-    age: Int[Array, "*leaves"] = per_leaf()
-    estim_lr: Float[Array, ""] = until_reset()
-    numerator_weighted: Float[Array, ""] = until_reset()
-    mu: PyTree[Inexact[Array, "..."]] = param_like()
-    nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
-    grad_sum: PyTree[Inexact[Array, "..."]] = param_like("exact")
 
 
 class ScaleByDAdaptAdam(AbstractEstimatingAdam[ScaleByDAdaptAdamState]):
@@ -81,18 +75,7 @@ class ScaleByDAdaptAdam(AbstractEstimatingAdam[ScaleByDAdaptAdamState]):
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     def init(self, params: Params) -> ScaleByDAdaptAdamState:
-        first, dtype = self.at(Context(step=0)).estim_lr0, sum_dtype(params)
-        return ScaleByDAdaptAdamState(
-            age=tree.fresh_count(),
-            estim_lr=jnp.array(first, dtype),
-            numerator_weighted=jnp.zeros((), dtype),
-            mu=first_moment(self, params, "b1"),
-            nu=tree.second_moment(params),
-            grad_sum=tree.zeros_like(params, tree.accumulation_dtype),
-        )
-
-    def plans(self, params):
-        return decay_mask(self.decay_where, params)
+        return ScaleByDAdaptAdamState(**self._fresh(params))
 
     def begin(self, state):
         state.age = tree.increment(state.age)

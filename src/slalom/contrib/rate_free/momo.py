@@ -28,6 +28,7 @@ class _AbstractMomoFields:
     lower_bound: Number
     weight_decay: Number
     adapt_lower_bound: bool
+    decay_where: Where | None
 
 
 class _AbstractMomo(AbstractRule[State], _AbstractMomoFields):
@@ -101,6 +102,9 @@ class _AbstractMomo(AbstractRule[State], _AbstractMomoFields):
         """p − ρ·(p − step), or the step itself where nothing decays."""
         return self.shrink * (step + self.decay * self.p) if self.plan else step
 
+    def plans(self, params: Params) -> tuple[bool, ...]:
+        return decay_mask(self.decay_where, params)
+
     def metrics(self, state: Any) -> dict[str, Array]:
         return {"step_size": state.step_size}
 
@@ -167,9 +171,6 @@ class ScaleByMomo(_AbstractMomo[ScaleByMomoState]):
             mu=first_moment(self, params, "b1"),
         )
 
-    def plans(self, params):
-        return decay_mask(self.decay_where, params)
-
     def begin(self, state):
         state.age = tree.increment(state.age)
         self.keep = jnp.where(state.age == 1, 0, self.b1)
@@ -190,17 +191,9 @@ class ScaleByMomo(_AbstractMomo[ScaleByMomoState]):
         return -self._shrunk(self.step_size * leaf.mu)
 
 
-class ScaleByMomoAdamState(eqx.Module):
+class ScaleByMomoAdamState(ScaleByMomoState):
     """The state of `ScaleByMomoAdam`."""
 
-    age: Int[Array, "*leaves"] = per_leaf()
-    value: Float[Array, ""] = until_reset()
-    """The mean of the losses."""
-    gamma: Float[Array, ""] = until_reset()
-    """The mean of the inner products of gradients and parameters."""
-    step_size: Float[Array, ""] = until_reset()
-    lower_bound: Float[Array, ""] | None = until_reset()
-    mu: PyTree[Inexact[Array, "..."]] = param_like()
     nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
 
 
@@ -248,9 +241,6 @@ class ScaleByMomoAdam(_AbstractMomo[ScaleByMomoAdamState]):
             mu=first_moment(self, params, "b1"),
             nu=tree.second_moment(params),
         )
-
-    def plans(self, params):
-        return decay_mask(self.decay_where, params)
 
     def begin(self, state):
         state.age = tree.increment(state.age)

@@ -3,14 +3,32 @@
 import abc
 from typing import Any, ClassVar
 
+import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import tree
 from ..._core.fields.declare import Number
+from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import State
-from ...tree.types import Scalar
+from ..._core.state.marks import param_like, per_leaf, until_reset
+from ...tree.dtypes import sum_dtype
+from ...tree.types import Params, Scalar
+from ...where.resolve import Where
+from ..momentum.momentum import first_moment
+from ..shaping.decay import decay_mask
+
+
+class AbstractEstimatingState(eqx.Module):
+    """The state of Adam with an estimate of the learning rate."""
+
+    age: Int[Array, "*leaves"] = per_leaf()
+    estim_lr: Float[Array, ""] = until_reset()
+    numerator_weighted: Float[Array, ""] = until_reset()
+    mu: PyTree[Inexact[Array, "..."]] = param_like()
+    nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
+    grad_sum: PyTree[Inexact[Array, "..."]] = param_like("exact")
 
 
 class _AbstractEstimatingFields:
@@ -18,7 +36,9 @@ class _AbstractEstimatingFields:
     learning_rate: Number
     b1: Number
     b2: Number
+    estim_lr0: Number
     bias_correction: bool
+    decay_where: Where | None
 
 
 class AbstractEstimatingAdam(AbstractRule[State], _AbstractEstimatingFields):
@@ -33,6 +53,21 @@ class AbstractEstimatingAdam(AbstractRule[State], _AbstractEstimatingFields):
     @abc.abstractmethod
     def reduce(self, g: Array, leaf: State) -> dict[str, Any]:
         """As `AbstractRule.reduce`: the sums that the estimate depends on."""
+
+    def _fresh(self, params: Params) -> dict[str, Any]:
+        """The fields of `AbstractEstimatingState` at first."""
+        first, dtype = self.at(Context(step=0)).estim_lr0, sum_dtype(params)
+        return {
+            "age": tree.fresh_count(),
+            "estim_lr": jnp.array(first, dtype),
+            "numerator_weighted": jnp.zeros((), dtype),
+            "mu": first_moment(self, params, "b1"),
+            "nu": tree.second_moment(params),
+            "grad_sum": tree.zeros_like(params, tree.accumulation_dtype),
+        }
+
+    def plans(self, params: Params) -> tuple[bool, ...]:
+        return decay_mask(self.decay_where, params)
 
     def step_size(self, d: Scalar, age: Int[Array, "*leaves"]) -> Array:
         """η = γ·d, with the factor √(1 − β₂ᵗ) / (1 − β₁ᵗ) if the bias is corrected."""

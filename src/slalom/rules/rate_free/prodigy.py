@@ -5,7 +5,7 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Inexact, Int, PyTree
+from jaxtyping import Array, Inexact, PyTree
 
 from ... import tree
 from ..._core.fields.declare import (
@@ -15,27 +15,18 @@ from ..._core.fields.declare import (
     dtype_field,
     hyperparameter,
 )
-from ..._core.protocol.context import Context
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import param_like, per_leaf, until_reset
+from ..._core.state.marks import param_like
 from ..._core.text.advice import advise_keywords
-from ...tree.dtypes import sum_dtype
 from ...tree.types import Params
 from ...where.resolve import Where, WhereLike
-from ..momentum.momentum import first_moment
-from ..shaping.decay import decay_mask, where_field
-from ._sums import AbstractEstimatingAdam, bounded, larger, number
+from ..shaping.decay import where_field
+from ._sums import AbstractEstimatingAdam, AbstractEstimatingState, bounded, larger, number
 
 
-class ScaleByProdigyState(eqx.Module):
+class ScaleByProdigyState(AbstractEstimatingState):
     """The state of `ScaleByProdigy`."""
 
-    age: Int[Array, "*leaves"] = per_leaf()
-    estim_lr: Float[Array, ""] = until_reset()
-    numerator_weighted: Float[Array, ""] = until_reset()
-    mu: PyTree[Inexact[Array, "..."]] = param_like()
-    nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
-    grad_sum: PyTree[Inexact[Array, "..."]] = param_like("exact")
     init_params: PyTree[Inexact[Array, "..."]] = param_like("copy")
 
 
@@ -95,19 +86,7 @@ class ScaleByProdigy(AbstractEstimatingAdam[ScaleByProdigyState]):
     mu_dtype: np.dtype | None = dtype_field(kw_only=True)
 
     def init(self, params: Params) -> ScaleByProdigyState:
-        first, dtype = self.at(Context(step=0)).estim_lr0, sum_dtype(params)
-        return ScaleByProdigyState(
-            age=tree.fresh_count(),
-            estim_lr=jnp.array(first, dtype),
-            numerator_weighted=jnp.zeros((), dtype),
-            mu=first_moment(self, params, "b1"),
-            nu=tree.second_moment(params),
-            grad_sum=tree.zeros_like(params, tree.accumulation_dtype),
-            init_params=tree.copy(params),
-        )
-
-    def plans(self, params):
-        return decay_mask(self.decay_where, params)
+        return ScaleByProdigyState(**self._fresh(params), init_params=tree.copy(params))
 
     def begin(self, state):
         state.age = tree.increment(state.age)

@@ -95,6 +95,7 @@ ABOVE = {
     "dqn": (r"stays up for ([\d.]+) of 200 steps", 60),  # random actions last for about 20
     "sweep": (r"test accuracy of the best run ([\d.]+)%", 70),  # two epochs
     "finetuning": (r"new head ([\d.]+)%, then all layers", 20),  # chance is 10 %
+    "wave_function": (r"helium: energy -([\d.]+)", 2.88),  # exact: 2.9037
 }
 PRINTED = {
     "digits": ("sl.ClipByGlobalNorm(1.0)", ").every_k(2)"),

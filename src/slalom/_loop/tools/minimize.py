@@ -186,8 +186,8 @@ def minimize(
     small learning rate or a large damping, does not measure the distance to the minimum. In a
     narrow valley, a step can also be short because its direction is poor. So both need Newton's
     step as well, from at most 20 products with the Hessian: without negative curvature, and at most
-    √`xtol` long, or with a decrease of at most `ftol`·|f|. This also ends runs whose steps are lost
-    in rounding.
+    √`xtol` long, or with a decrease of at most `ftol`·|f|. This also ends runs whose steps or
+    gradients are lost in rounding.
 
     It works for every rule, and under `jax.vmap` for restarts from many points:
 

@@ -221,6 +221,10 @@ class Solver(NamedTuple):
         telling = moved & (ahead <= 1)
         # In a narrow valley, a poor direction hardly leads down although the minimum is far.
         claims = (telling & (change | short)) | (moved & still & change) | (c.idle > 0)
+        flat, rounded = self._is_flat(
+            c, now, sizes, jnp.where(moved, ahead, 0), tols.gtol * value, residuals
+        )
+        claims |= rounded
         checked = claims & (c.unchecked == 0) & (c.code < 0)
         found = self._newton(c, now, sizes, residuals, checked)
         # As Gill, Murray and Wright: where the loss has its digits, the parameters have half.
@@ -234,10 +238,8 @@ class Solver(NamedTuple):
             "max_steps": c.steps >= self.max_steps,
             "stuck": c.idle >= MOST_IDLE,
             "change": done & (change | (c.idle > 0)),
-            "step": done & short & (c.idle == 0),
-            "gradient": self._is_flat(
-                c, now, sizes, jnp.where(moved, ahead, 0), tols.gtol * value, residuals
-            ),
+            "step": done & short & moved,
+            "gradient": flat | (rounded & done),
             "not_finite": ~jnp.all(jnp.stack(finite)),
         }
         if self.stop is not None:
@@ -280,8 +282,8 @@ class Solver(NamedTuple):
         ahead: Array,
         least: Scalar,
         residuals: Residuals | None,
-    ) -> Array:
-        """Whether the gradient is 0, relative to the loss and the parameters, or by rounding."""
+    ) -> tuple[Array, Array]:
+        """Whether the gradient is 0, relative to the loss and the parameters; and by rounding."""
         steps = [jnp.abs(a - b) for a, b in zip(now.params, c.last.params, strict=True)]
         lengths = [
             jnp.maximum(s, d * ahead.astype(d.dtype)) for s, d in zip(sizes, steps, strict=True)
@@ -292,12 +294,12 @@ class Solver(NamedTuple):
             for g, n in zip(now.grads, lengths, strict=True)
         ]
         zero = jnp.all(jnp.stack([jnp.all(g == 0) for g in now.grads]))
-        ways = [zero, (c.steps > 0) & jnp.all(jnp.stack(flat))]
+        rounded = jnp.array(False)
         linear = None if residuals is None else residuals.known
         if linear is not None and linear.chunk is None:
             g, p = (to_vector(self._tree(x), linear.dtype) for x in (now.grads, now.params))
-            ways.append(jnp.all(jnp.abs(g) <= DIGITS * linear.rounding(p)))
-        return jnp.any(jnp.stack(ways))
+            rounded = jnp.all(jnp.abs(g) <= DIGITS * linear.rounding(p))
+        return zero | ((c.steps > 0) & jnp.all(jnp.stack(flat))), rounded
 
     def _newton(
         self,

@@ -345,15 +345,15 @@ def _checked(
     join: Callable[[Array], Array],
 ) -> Array:
     """The usual norm where the sums are in range, and else the joined norms of sums in range."""
-    # Compiled, so that leaves share a trace.
-    factors = [jax.jit(_factor)(s.value) for s in sums]
 
-    def joined(found: Sequence[SumOfSquares]) -> Array:
-        pairs = zip(found, factors, strict=True)
+    def again_on_cpu() -> Array:
+        # Compiled, so that leaves share a trace.
+        factors = [jax.jit(_factor)(s.value) for s in sums]
+        pairs = zip(again(factors), factors, strict=True)
         return _or_nan(join(_stacked([root(s.value) / factor for s, factor in pairs])))
 
     def on_cpu() -> Array:
-        return jax.lax.cond(good, usual, lambda: joined(again(factors)))
+        return jax.lax.cond(good, usual, again_on_cpu)
 
     # A GPU would wait for the host at a conditional, and where a branch has nothing but sums, XLA
     # takes both. It makes one kernel of several sums over an array that is read once.
@@ -366,7 +366,7 @@ def _checked(
         plain, up, down = (_stacked([s.value for s in x]) for x in (sums, again(ups), again(downs)))
         # As vectors, since a GPU would have kernels for each leaf.
         alike = len({s.value.dtype for s in sums}) == 1
-        factor = _factor(plain) if alike else _stacked(factors)
+        factor = _factor(plain) if alike else _stacked([_factor(s.value) for s in sums])
         found = jnp.where(factor > 1, up, jnp.where(factor < 1, down, plain))
         return jnp.where(good, usual(), _or_nan(join(root(found) / factor)))
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import assert_same_bits, mean_square, mlp, params_of
+from helpers import assert_same_bits, mean_square, mlp, params_of, slow_except
 
 X = jnp.linspace(-1, 1, 8).reshape(4, 2)
 Y = jnp.sum(X, axis=1, keepdims=True)
@@ -332,3 +332,89 @@ def test_trees_like_a_model_with_state_are_masks_labels_bounds_and_updates():
     added = sl.apply_updates(model, params)
     assert_same_bits(params_of(added.linear), jax.tree.map(lambda p: p + p, params.linear))
     assert added.norm.ema_state_index is model.norm.ema_state_index
+
+
+GRADS = {"w": jnp.ones((3, 4)), "b": jnp.ones(3)}
+ON_GRADS = sl.Optimizer(sl.adam(0.1), GRADS)
+TOTAL = sl.train_step(lambda model: jnp.sum(model["w"]) + jnp.sum(model["b"]))
+CAPTURED = {
+    "jit": lambda tx: jax.jit(lambda m: sl.Optimizer(tx, GRADS).step(m, m)[0])(GRADS),
+    "of a step": lambda opt: jax.jit(lambda m: opt.step(m, m)[0])(GRADS),
+    "of an update": lambda opt: eqx.filter_jit(lambda g: opt.update(GRADS, g)[0])(GRADS),
+    "of a training step": lambda opt: jax.jit(lambda m: TOTAL(m, opt)[0])(GRADS),
+    "of a scan": lambda opt: jax.lax.scan(
+        lambda m, _: (opt.step(m, m)[0], None), GRADS, None, length=2
+    ),
+}
+
+
+def warnings_of(call):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    assert all(warning.filename == __file__ for warning in caught)
+    return [str(warning.message) for warning in caught]
+
+
+@pytest.mark.parametrize("how", slow_except(CAPTURED, "of a step"))
+def test_an_optimizer_that_a_traced_function_captures_is_noticed(how):
+    given = sl.adam(0.1) if how == "jit" else ON_GRADS
+    found = warnings_of(lambda: CAPTURED[how](given))
+    if how == "jit":  # it is made in there
+        assert not found
+    else:
+        assert "captured this optimizer" in found[0]
+        assert "def step(model, opt, x)" in found[0]
+    arguments = lambda: jax.jit(lambda m, opt: opt.step(m, m))(GRADS, ON_GRADS)  # noqa: E731
+    assert not warnings_of(arguments)
+
+
+SCALED = {
+    "alone": lambda tx: tx,
+    "averaged": lambda tx: tx.average(0.9),
+    "a part": lambda tx: tx.only(sl.where.path("w")),
+}
+READ = {
+    "not": lambda opt: None,
+    "loss_scale": lambda opt: opt.loss_scale,
+    "metrics": lambda opt: opt.metrics["loss_scale"],
+}
+
+
+@pytest.mark.parametrize("wrap", slow_except(SCALED, "alone"))
+def test_a_scale_that_nobody_reads_is_noticed(wrap):
+    for n, how in enumerate(READ, 1):
+        # Another structure each time, because the warning comes where a step is traced.
+        opt = sl.Optimizer(SCALED[wrap](sl.sgd(0.1).scale_loss(growth_interval=n)), GRADS)
+        READ[how](opt)
+        found = warnings_of(lambda opt=opt: opt.step(GRADS, GRADS))
+        assert len(found) == (how == "not")
+        assert all("`opt.loss_scale * loss`" in message for message in found)
+        assert not warnings_of(lambda opt=opt: TOTAL(GRADS, opt))
+
+
+MATRIX_RECIPES = sl.muon, sl.soap, sl.contrib.dion
+
+
+def test_stores_and_groups_without_anything_to_do_are_noticed():
+    def of(tx, model=GRADS):
+        return warnings_of(lambda: sl.Optimizer(tx, model))
+
+    for tx, reason in (
+        (sl.adam(0.1).store("int8"), "has 12 entries, and `min_size` is 4096"),
+        (sl.adam(0.1).store({"nu": "int8"}, min_size=13), "has 12 entries, and `min_size` is 13"),
+        (sl.adam(0.1).store("int4", where=sl.where.path("b")), "has 3 entries"),
+        (sl.sgd(0.1).store("bfloat16", min_size=1), "has none that is shaped like"),
+        (sl.sgd(0.1).average().store("int8", min_size=1), "fields 'average' stay as they are"),
+        (sl.adam(0.1).every_k(2).store("int8", where=sl.where.nothing()), "selects no parameter"),
+    ):
+        (message,) = of(tx)
+        assert reason in message
+        assert "`.store` changes nothing" in message
+    assert not of(sl.adam(0.1).store("int8", min_size=4))
+    for recipe in MATRIX_RECIPES:
+        in_a_group = recipe(0.1).partition({sl.where.path("w"): sl.sgd(0.1)})
+        for tx, model in ((recipe(0.1), {"b": GRADS["b"]}), (in_a_group, GRADS)):
+            (message,) = of(tx, model)
+            assert "none of these parameters is a matrix" in message
+        assert not of(recipe(0.1))

@@ -27,6 +27,7 @@ from ..reports.schedule_plots import plot_schedules
 from .binding import Arrays, Binding
 from .model import Model, check_bound, split
 from .sampling import sampled_params
+from .thrown_away import note_scale_is_read
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,6 +83,7 @@ class AbstractOptimizer(AbstractPrinted):
         for an optimizer that was donated.
         """
         check_readable(self)
+        note_scale_is_read(self.binding)
         return find(self.transform, which, self.state).state
 
     @property
@@ -98,6 +100,7 @@ class AbstractOptimizer(AbstractPrinted):
         multiplies the loss itself.
         """
         check_readable(self)
+        note_scale_is_read(self.binding)
         return _loss_scale(self)
 
     # --- the next step and the last one -----------------------------------------------------
@@ -122,6 +125,7 @@ class AbstractOptimizer(AbstractPrinted):
         numbers.
         """
         check_readable(self)
+        note_scale_is_read(self.binding)
         return Readings(_metrics(self), "metrics", _record_advice)
 
     # --- parameters -------------------------------------------------------------------------

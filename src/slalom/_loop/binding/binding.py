@@ -43,6 +43,8 @@ class Binding:
     """The `programs.families.Family` of the optimizer, once something was compiled for it."""
     source: Any = dataclasses.field(default=None, compare=False, repr=False)
     """Returns the transform that was bound while it lives, if there are functions with data."""
+    scale_is_read: bool = dataclasses.field(default=False, compare=False, repr=False)
+    """Whether somebody read the scale of the loss."""
 
     def __reduce__(self) -> Any:
         # JAX does not pickle the structure of a tree of modules, but any tree that has it can be.

@@ -1,12 +1,19 @@
-"""Warns of a loop that keeps only one of the two results of `opt.step`."""
+"""Warns of loops that use an optimizer in part only.
+
+They keep one of the two results of `opt.step`, step with an optimizer that never changes, or ignore
+its scale of the loss.
+"""
 
 import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
+from ..._core.protocol.loss import loss_of
 from ..._core.text.messages import warn
-from ...tree.types import PyTree, Tracer
+from ...tree.types import PyTree, Tracer, under_jit
 
 _MOST = 3
 
@@ -59,3 +66,30 @@ def _is(x: Any) -> Callable[[Any], bool]:
     except TypeError:  # a dict, whose id another one may get
         return _never
     return lambda other: reference() is other
+
+
+def note_scale_is_read(binding: Any) -> None:
+    """Notes that the caller knows the scale of the loss."""
+    object.__setattr__(binding, "scale_is_read", True)
+
+
+def warn_of_unread_scale(opt: Any) -> None:
+    """Warns of a step by hand whose gradients cannot be those of the scaled loss."""
+    if not opt.binding.scale_is_read and loss_of(opt.transform).askers("scaled loss"):
+        warn(
+            "`.scale_loss()` divides the gradients by a scale that nobody has read from this "
+            "optimizer, so they cannot be those of the scaled loss. Differentiate "
+            "`opt.loss_scale * loss`, or step with `sl.train_step`, which scales the loss itself."
+        )
+
+
+def warn_of_capture(opt: Any, inputs: PyTree) -> None:
+    """Warns of an optimizer that is no argument of the function that is traced around a step."""
+    if any(isinstance(x, Tracer) for x in jax.tree.leaves(opt)):
+        return
+    if any(isinstance(x, Tracer) and under_jit(x) for x in jax.tree.leaves(inputs)):
+        warn(
+            "The function that JAX traces here captured this optimizer, so each of its calls "
+            "starts from the same state. Pass the optimizer as an argument, and return the new "
+            "one: `def step(model, opt, x): ...; return model, opt`."
+        )

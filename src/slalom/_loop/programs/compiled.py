@@ -23,6 +23,7 @@ from ...tree.paths import example
 from ...tree.types import PyTree, Tracer, Updates, is_deleted
 from ..binding.model import Split, split
 from ..binding.stepping import run
+from ..binding.thrown_away import warn_of_capture, warn_of_unread_scale
 from .families import Family, family_of
 from .program import Program
 from .recompiled import watch
@@ -104,6 +105,7 @@ def advance(
     in_training_step: bool = False,
 ) -> tuple[PyTree, list[Array]]:
     """One step of an optimizer on traced arrays, as in `run`."""
+    warn_of_capture(opt, (model.leaves, grads))
     rule, state, count = opt.transform, opt.state, opt.arrays.count
     sharding = opt.binding.sharding
     places = () if sharding is None else sharding.of_updates()
@@ -120,6 +122,7 @@ def advance(
 
 
 def _step(inputs: StepInputs) -> tuple[list[Array], None]:
+    warn_of_unread_scale(inputs.opt)
     model = split(inputs.model, inputs.opt.binding.trainable)
     params, state = advance(inputs.opt, model, to_device(inputs.grads), inputs.keywords)
     return jax.tree.leaves(params) + state, None

@@ -1,6 +1,6 @@
 """Different transforms for different leaves."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -17,7 +17,7 @@ from ..._core.state.walk import segments
 from ..._core.text.printing import Call, method_call
 from ...tree.paths import candidates, leaf_paths
 from ...tree.types import Gradients, Params
-from ...where.masks import labels, selected_from
+from ...where.masks import labels, mask, selected_from
 from ...where.resolve import Cases, Where, WhereLike, as_labels, as_where
 
 REST = "rest"
@@ -116,6 +116,13 @@ class Partition(AbstractComposite[PartitionState]):
             for group, keep in zip(self.groups, masks, strict=True)
         ]
         return tuple(next(signs[column.index(True)]) for column in zip(*masks, strict=True))
+
+    def warnings(self, params: Params) -> Iterator[str]:
+        cases = self.labeling.cases if isinstance(self.labeling, Cases) else ()
+        for where, name in cases:
+            empty = jax.tree.leaves(params) and not any(mask(where, params))
+            if where.unmatched_among is not None and empty:
+                yield f"The group {name!r} is empty: {where!r} {where.unmatched_among}"
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, PartitionState]:
         structure = jax.tree.structure(updates)

@@ -1,7 +1,7 @@
 """Stores state in fewer bits."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
@@ -20,6 +20,7 @@ from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import Writer
 from ..._core.state.marks import COPY, EXACT, NONNEGATIVE, PARAM_LIKE
 from ..._core.state.slots import Slot, slots
+from ..._core.text.messages import listed
 from ..._core.text.printing import Call, code, method_call
 from ...codecs.names import as_codec
 from ...codecs.offloading import offload
@@ -103,11 +104,40 @@ class Store(AbstractWrapper[StoreState]):
     def init(self, params: Params) -> StoreState:
         state = self.inner.init(params)
         leaves, structure = jax.tree.flatten(state, is_leaf=is_encoded)
-        # A leaf that is already encoded is one leaf here.
-        places = slots(self.inner, structure.unflatten(range(len(leaves))), leaf_paths(params))
+        places = self._places(params, state)
         for i, codec in self._chosen(params, leaves, places).items():
             leaves[i] = _stored(places[i], leaves[i], codec)
         return StoreState(structure.unflatten(leaves), tree.fresh_count())
+
+    def _places(self, params: Params, state: Any) -> list[Slot]:
+        """The places of the leaves of an inner state. One that is already encoded is one leaf."""
+        leaves, structure = jax.tree.flatten(state, is_leaf=is_encoded)
+        return slots(self.inner, structure.unflatten(range(len(leaves))), leaf_paths(params))
+
+    def warnings(self, params: Params) -> Iterator[str]:
+        state = jax.eval_shape(self.inner.init, params)
+        leaves, places = jax.tree.leaves(state, is_leaf=is_encoded), self._places(params, state)
+        if not jax.tree.leaves(params) or self._chosen(params, leaves, places):
+            return
+        own = [slot.field for slot in places if slot.mark == PARAM_LIKE]
+        smaller = self._chosen(params, leaves, places, least=1)
+        if smaller:
+            largest = max(math.prod(leaves[i].shape) for i in smaller)
+            why = (
+                f"its largest leaf has {largest} entries, and `min_size` is {self.min_size}. To "
+                "store smaller ones, pass `min_size=1`"
+            )
+        elif own and self.where is not None:
+            why = f"{self.where!r} selects no parameter with such state. Select others"
+        elif own:
+            names = listed(dict.fromkeys(map(repr, own)), 3)
+            why = (
+                f"its fields {names} stay as they are unless they are named. Remove it, or name "
+                "them: `.store({name: codec})`"
+            )
+        else:
+            why = "it has none that is shaped like the parameters. Remove it"
+        yield f"`.store` changes nothing of the state of this transform: {why}."
 
     def run(self, here: Part, write: Writer, updates: PyTree) -> tuple[Any, StoreState]:
         here = here.with_context()
@@ -120,8 +150,11 @@ class Store(AbstractWrapper[StoreState]):
         result, inner = part.run(write, updates)
         return result, StoreState(to_memory_of(state.inner, inner), count)
 
-    def _chosen(self, params: Params, leaves: list[Any], places: list[Slot]) -> dict[int, Any]:
+    def _chosen(
+        self, params: Params, leaves: list[Any], places: list[Slot], least: int | None = None
+    ) -> dict[int, Any]:
         """The codec of each leaf that has one, by position."""
+        least = self.min_size if least is None else least
         fields = {i: f"{s.node[0]}.{s.field}".lstrip(".") for i, s in enumerate(places)}
         known = {i: name for i, name in fields.items() if places[i].mark == PARAM_LIKE}
         selected = None
@@ -143,7 +176,7 @@ class Store(AbstractWrapper[StoreState]):
                     continue
                 if selected is not None and slot.param not in selected:
                     continue
-                if math.prod(leaves[i].shape) >= self.min_size:
+                if math.prod(leaves[i].shape) >= least:
                     found[i] = codec
         return found
 

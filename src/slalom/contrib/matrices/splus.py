@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Inexact, Int, PyTree
+from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import tree
 from ..._core.fields.declare import Number, count_field, dtype_field, hyperparameter, layout_field
@@ -14,7 +14,6 @@ from ...rules.matrices._kronecker import (
     AbstractRefreshed,
     Frequency,
     above_rounding,
-    bounded_entries,
     first_eigenvectors,
     frequency_field,
     into_basis,
@@ -24,6 +23,7 @@ from ...rules.matrices._kronecker import (
     zeros_of_sides,
 )
 from ...rules.momentum.momentum import first_moment
+from ...tree.rounding import power_of_two
 from ...tree.types import Params
 from ...where.layout import LayoutLike
 
@@ -37,7 +37,10 @@ class ScaleBySplusState(eqx.Module):
     mu: PyTree[Inexact[Array, "..."]] = param_like()
     """The mean of gradients."""
     statistics: PyTree[Inexact[Array, "_ _ _"]] = per_param(spread=True)
-    """A tuple of L and R for each leaf. Sides that are too long have none."""
+    """A tuple of L and R for each leaf, divided by the square of `unit`. Sides that are too long
+    have none."""
+    unit: PyTree[Float[Array, " matrices"]] = per_param()
+    """A power of 2 near the largest entry of all gradients, so that squares do not underflow."""
     basis: PyTree[Inexact[Array, "_ _ _"]] = per_param(spread=True)
     """At each leaf a tuple of Q_L and Q_R."""
 
@@ -112,6 +115,7 @@ class ScaleBySplus(AbstractRefreshed[ScaleBySplusState]):
             since=tree.fresh_count(),
             mu=first_moment(self, params, "b1"),
             statistics=self.for_each_matrix(params, zeros),
+            unit=self.for_each_matrix(params, lambda *_: (jnp.zeros((), jnp.float32),)),
             basis=self.for_each_matrix(params, identity),
         )
 
@@ -134,12 +138,17 @@ class ScaleBySplus(AbstractRefreshed[ScaleBySplusState]):
         leaf.basis = tuple(found)
 
     def advance(self, g, leaf):
-        g = bounded_entries(g)
+        (old,) = leaf.unit
+        largest = jnp.max(jnp.maximum(jnp.abs(g.real), jnp.abs(g.imag)), initial=0)
+        near = power_of_two(tree.cast(largest, np.dtype(np.float32)), least=2.0**-126)
+        unit = jnp.maximum(old, tree.cast(near, old.dtype))
+        leaf.unit = (unit,)
         leaf.mu = self.b1 * leaf.mu + self.c1 * g
-        leaf.statistics = toward_products(leaf.statistics, self.c2, g, self.max_size)
+        statistics = tuple(x * (old / unit) ** 2 for x in leaf.statistics)
+        leaf.statistics = toward_products(statistics, self.c2, g * (1 / unit), self.max_size)
 
     def direction(self, g, leaf):
-        x = into_basis(leaf.mu, leaf.basis, self.max_size)
+        x = into_basis(leaf.mu * (1 / leaf.unit[0]), leaf.basis, self.max_size)
         sign = jnp.where(self.is_exact | above_rounding(x, self.max_size), jnp.sign(x), 0)
         return out_of_basis(sign * (2 / max(sum(g.shape), 1)), leaf.basis, self.max_size)
 

@@ -110,6 +110,31 @@ def test_nothing_of_the_gradient_is_along_the_set_at_the_end(name):
         assert jnp.linalg.norm(along) < 5e-3 * jnp.linalg.norm(jax.grad(value)(model))
 
 
+MINIMIZERS = {
+    "sgd": lambda onto, bounds: sl.sgd(0.05).project(onto),
+    "adam": lambda onto, bounds: sl.adam(RATE).project(onto),
+    "lbfgs": lambda onto, bounds: sl.lbfgs(bounds=bounds),
+}
+BOXES = {name for name, (_, bounds, inside) in SETS.items() if bounds and inside is None}
+MINIMIZED = [(n, how) for how in MINIMIZERS for n in SETS if how != "lbfgs" or n in BOXES]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", MINIMIZED)
+def test_a_fit_in_a_set_ends_as_converged_at_the_minimum(case):
+    name, how = case
+    onto, bounds, inside = SETS[name]
+
+    def of_tree(m):
+        apart = jnp.append(m["a"], m["b"]) - CENTER.astype("f4")
+        return 0.5 * apart @ CURVATURE.astype("f4") @ apart
+
+    model = {"a": jnp.full(3, 0.1), "b": jnp.array(0.1)}
+    found = sl.minimize(of_tree, MINIMIZERS[how](onto, bounds), model, max_steps=1500)
+    assert found.converged, found.reason
+    np.testing.assert_allclose(found.loss, minimum(bounds, inside), rtol=1e-3)
+
+
 stiefel, psd = sl.projections.stiefel(), sl.projections.psd()
 
 

@@ -67,7 +67,7 @@ class _Point(NamedTuple):
     grads: list[Array]
     """The gradient along the sets of `.project`."""
     free: list[Array]
-    """Where it is the whole gradient."""
+    """Where it is the whole gradient, or not 0."""
 
 
 class _Carry(NamedTuple):
@@ -143,7 +143,9 @@ class Solver(NamedTuple):
         value, grads, known, evaluations = self._evaluate(c, root)
         value = value.astype(c.last.value.dtype)
         along = along_sets(root, c.params, grads)
-        free = [a == g for a, g in zip(along, grads, strict=True)]
+        # On a curved boundary only the direction is free, and Newton's step of what is left of the
+        # gradient is short where that is rounding.
+        free = [(a == g) | (a != 0) for a, g in zip(along, grads, strict=True)]
         now = _Point(c.params, value, along, free)
         sizes = [jnp.maximum(old, jnp.abs(x)) for old, x in zip(c.sizes, c.params, strict=True)]
         residuals: Residuals | None = known.get("residuals")

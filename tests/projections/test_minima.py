@@ -111,7 +111,7 @@ def test_nothing_of_the_gradient_is_along_the_set_at_the_end(name):
 
 
 MINIMIZERS = {
-    "sgd": lambda onto, bounds: sl.sgd(0.05).project(onto),
+    "sgd": lambda onto, bounds: sl.sgd(0.02).project(onto),
     "adam": lambda onto, bounds: sl.adam(RATE).project(onto),
     "lbfgs": lambda onto, bounds: sl.lbfgs(bounds=bounds),
 }

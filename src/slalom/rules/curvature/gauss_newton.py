@@ -76,10 +76,12 @@ class ScaleByGaussNewton(AbstractTransform[ScaleByGaussNewtonState]):
     has `damping`, `num_failures` (failed factorizations of the last step) and `stuck`.
 
     A step costs N·P² + P³ operations with `form="parameters"`, and N²·P + N³ with
-    `form="residuals"`, for N residuals and P parameters. Without `chunk` it needs memory for the
-    Jacobian, N·P elements. With `chunk=c` it needs memory for the Jacobian of c examples and for
-    the system: P² with `"parameters"`, and N² with `"residuals"`, where Jacobians are then computed
-    once for each pair of chunks.
+    `form="residuals"`, for N residuals and P parameters. Without `chunk` the Jacobian stays in
+    memory during the step, N·P elements, next to a copy for each product or factorization. With
+    `chunk=c` it needs memory for the Jacobian of c examples and for the system: P² with
+    `"parameters"`, and N² with `"residuals"`, where Jacobians are then computed once for each pair
+    of chunks. For N = 4000 and P = 501 in float64, where the Jacobian has 16 MB, a compiled step
+    takes 72 MB (Levenberg–Marquardt: 37), and with `chunk=100` 14 MB (13).
 
     **Arguments:**
 

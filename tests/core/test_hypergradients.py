@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import slow_except
+from helpers import EXHAUSTIVE, SLOW, known, slow_except
 from slalom._core.fields.declare import hyperparameter_fields
 from slalom._core.protocol.parts import CHECK
-from table import RULES, rows
+from table import BUT_RECIPES, RULES, WITH_GRADIENT, rows
 
 # Chains, whose numbers are in their links, rules that round to another dtype than float64, and
 # rules that linearize a loss.
@@ -144,6 +144,33 @@ def test_derivatives_are_those_of_finite_differences(row, x64):
     for label, ours, theirs, h in zip(labels, found, expected, steps, strict=True):
         rounding = 1e-15 * size / h
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6 + rounding, err_msg=label)
+
+
+NO_REVERSE = "Linesearch", "Lbfgs", "Broyden"
+RATED = [n for n in WITH_GRADIENT if n in BUT_RECIPES and not any(x in n for x in NO_REVERSE)]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(n, marks=SLOW if "Momo" in n else EXHAUSTIVE) for n in RATED],
+    indirect=True,
+)
+def test_the_derivative_by_the_learning_rate_is_finite_where_all_gradients_are_zero(row):
+    params = {"w": jnp.linspace(-1, 1, 6).reshape(2, 3), "b": jnp.ones(2)}
+    opt = sl.Optimizer(row.tx, params)
+    rates = [path for path in opt.hyperparams if path.endswith(("learning_rate", "step_size"))]
+    zeros = jax.tree.map(jnp.zeros_like, params)
+
+    @jax.jit
+    @jax.grad
+    def slopes(numbers):
+        model, changed = params, opt.with_hyperparams(numbers, replace_schedules=True)
+        for _ in range(2):
+            model, changed = changed.step(model, zeros, **known(model, zeros))
+        return sum(jnp.sum(x) for x in jax.tree.leaves(model))
+
+    found = slopes({path: jnp.float32(0.1) for path in rates}) if rates else {}
+    assert all(np.isfinite(x) for x in found.values()), found
 
 
 NUMBERS_AT_ZERO = {

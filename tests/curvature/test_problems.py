@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import scipy.optimize
 from benchmarks import curvature
+from benchmarks.fits.nist import PROBLEMS, residual_of
 
 import slalom as sl
 from helpers import EXHAUSTIVE, lenient, sampled
-from nist import PROBLEMS, residual_of
 
 RUNS = [(name, start) for name in PROBLEMS for start in (0, 1)]
 # `scipy.optimize.least_squares(method="lm", x_scale="jac")` does not solve this one either: the

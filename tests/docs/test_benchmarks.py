@@ -30,6 +30,7 @@ from benchmarks import (
     stacked_layers,
     torch_rival,
 )
+from benchmarks.fits import __main__ as fits
 from benchmarks.rows import ROWS
 from benchmarks.shapes import FULL, QUICK, TINY
 
@@ -141,6 +142,24 @@ def test_memory_of_gradients_and_layers_and_the_time_to_compile_are_measured(mon
     (row,) = rows.values()
     assert row["by hand"][1] < 0.5 < 1 < row["ordinary"][1]
     assert "| 12 dense layers, 64 wide, 4 examples |" in text
+
+
+@pytest.mark.slow
+def test_fits_of_several_solvers_are_compared(tmp_path, written):
+    known = tmp_path / "fits.json"
+    theirs = "linear_full_rank, `optimistix.LevenbergMarquardt`, float64"
+    known.write_text(json.dumps({theirs: [[0, True, 7, 5.0], [-1, False, 9, 6.0]]}))
+    options = ["--solvers", "lbfgs", "--results", known]
+    found, text = written(fits, "linear_full_rank", "Misra1a", *options)
+    for said in (
+        found["linear_full_rank, `sl.lbfgs()`, float64"],
+        found["Misra1a, `sl.lbfgs()`, float64"],
+    ):
+        assert [row[:2] for row in said] == [[0, True]] * len(said)
+    assert "**float64**" in text
+    assert "**float32**" in text
+    assert "| `sl.lbfgs()` | 2 of 2 | 2 of 2 | 0 |" in text
+    assert "| `optimistix.LevenbergMarquardt` | 1 of 2 | 1 of 1 | 0 | 7 | 0 of 10 |" in text
 
 
 @pytest.mark.slow

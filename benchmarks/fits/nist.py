@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
-PROBLEMS = json.loads((Path(__file__).parent / "problems.json").read_text())
+PROBLEMS = json.loads((Path(__file__).parent / "nist.json").read_text())
 
 
 def _exponentials(b, x):

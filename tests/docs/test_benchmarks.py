@@ -151,10 +151,8 @@ def test_fits_of_several_solvers_are_compared(tmp_path, written):
     known.write_text(json.dumps({theirs: [[0, True, 7, 5.0], [-1, False, 9, 6.0]]}))
     options = ["--solvers", "lbfgs", "--results", known]
     found, text = written(fits, "linear_full_rank", "Misra1a", *options)
-    for said in (
-        found["linear_full_rank, `sl.lbfgs()`, float64"],
-        found["Misra1a, `sl.lbfgs()`, float64"],
-    ):
+    for name in ("linear_full_rank", "Misra1a"):
+        said = found[f"{name}, `sl.lbfgs()`, float64"]
         assert [row[:2] for row in said] == [[0, True]] * len(said)
     assert "**float64**" in text
     assert "**float32**" in text

@@ -5,8 +5,8 @@
 
 The problems are the 40 of Moré, Garbow and Hillstrom from 77 starts, and ten fits of NIST's in the
 units of their data, from the far start. Runs that the file of results has already are not repeated.
-`--docs` writes the tables between the two markers of a page. SciPy computes in float64 always, here with the exact
-Jacobian; so it has no row in float32.
+`--docs` writes the tables between the two markers of a page. SciPy computes in float64 always, here
+with the exact Jacobian; so it has no row in float32.
 """
 
 import argparse

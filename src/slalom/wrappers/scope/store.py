@@ -115,7 +115,9 @@ class Store(AbstractWrapper[StoreState]):
         return slots(self.inner, structure.unflatten(range(len(leaves))), leaf_paths(params))
 
     def warnings(self, params: Params) -> Iterator[str]:
-        state = jax.eval_shape(self.inner.init, params)
+        # Without their memory: an array on the host is not multiplied by one that is on the device.
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+        state = jax.eval_shape(self.inner.init, shapes)
         leaves, places = jax.tree.leaves(state, is_leaf=is_encoded), self._places(params, state)
         if not jax.tree.leaves(params) or self._chosen(params, leaves, places):
             return

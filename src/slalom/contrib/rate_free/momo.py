@@ -109,8 +109,8 @@ class _AbstractMomo(AbstractRule[State], _AbstractMomoFields):
         return {"step_size": state.step_size}
 
 
-class ScaleByMomoState(eqx.Module):
-    """The state of `ScaleByMomo`."""
+class _AbstractMomoState(eqx.Module):
+    """What the states of both rules have in common."""
 
     age: Int[Array, "*leaves"] = per_leaf()
     value: Float[Array, ""] = until_reset()
@@ -120,6 +120,10 @@ class ScaleByMomoState(eqx.Module):
     step_size: Float[Array, ""] = until_reset()
     lower_bound: Float[Array, ""] | None = until_reset()
     mu: PyTree[Inexact[Array, "..."]] = param_like()
+
+
+class ScaleByMomoState(_AbstractMomoState):
+    """The state of `ScaleByMomo`."""
 
 
 class ScaleByMomo(_AbstractMomo[ScaleByMomoState]):
@@ -191,7 +195,7 @@ class ScaleByMomo(_AbstractMomo[ScaleByMomoState]):
         return -self._shrunk(self.step_size * leaf.mu)
 
 
-class ScaleByMomoAdamState(ScaleByMomoState):
+class ScaleByMomoAdamState(_AbstractMomoState):
     """The state of `ScaleByMomoAdam`."""
 
     nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")

@@ -110,7 +110,7 @@ class _AbstractMomo(AbstractRule[State], _AbstractMomoFields):
 
 
 class _AbstractMomoState(eqx.Module):
-    """What the states of both rules have in common."""
+    """The fields that the states of both rules share."""
 
     age: Int[Array, "*leaves"] = per_leaf()
     value: Float[Array, ""] = until_reset()

@@ -3,7 +3,6 @@
 import re
 import statistics
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -60,7 +59,7 @@ def _contenders() -> dict[str, tuple[Any, Any]]:
 WITH_ALL_LEAVES = ("AdamW", "clip, AdamW", "LAMB")
 """The rows that are also measured with the blocks apart, in Optax too."""
 AT_ONCE = 6
-"""The number of programs that are compiled side by side, and hold their arrays."""
+"""The number of programs that hold their arrays at the same time."""
 
 
 def _compiled(tx: Any, leaves: dict[str, Any], dtype: Any) -> Step:
@@ -84,8 +83,7 @@ def bandwidth(params: dict[str, Any], repetitions: int, entries: int) -> list[di
     rows = []
     for first in range(0, len(cases), AT_ONCE):
         chunk = cases[first : first + AT_ONCE]
-        with ThreadPoolExecutor() as pool:
-            steps = list(pool.map(lambda c: _compiled(known[c[0]][0], c[1], known[c[0]][1]), chunk))
+        steps = [_compiled(known[name][0], leaves, known[name][1]) for name, leaves in chunk]
         for (name, leaves), step in zip(chunk, steps, strict=True):
             memory = step.program.memory_analysis()
             moved = memory.argument_size_in_bytes + memory.output_size_in_bytes

@@ -58,7 +58,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "fits": lambda: small.fits(3 if args.dry else 100),
         "loops": lambda: small.loops(10 * repetitions),
     }
-    for name in training.contenders(size):
+    for name in training.CONTENDERS:
+        if args.dry and name == "torch-compiled":
+            continue  # its compiler takes minutes, whatever the size
         parts[f"training-{name}"] = lambda name=name: training.measured(name, size, few)
     for name in args.only or parts:
         found[name] = parts[name]()

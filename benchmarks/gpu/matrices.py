@@ -93,7 +93,7 @@ def soap(params: dict[str, Any], repetitions: int) -> list[dict[str, Any]]:
 
 
 def factorizations() -> list[dict[str, Any]]:
-    """A product, a QR decomposition, and what a round of Cholesky's method consists of."""
+    """Times of a product, a QR decomposition, and the pieces of a round of Cholesky's method."""
     rows = []
     for number, size in ((1, 768), (1, 2304), (1, 3072), (12, 768)):
         x = jax.random.normal(jax.random.key(0), (number, size, size))
@@ -125,7 +125,7 @@ def factorizations() -> list[dict[str, Any]]:
 
 
 def text(found: dict[str, Any]) -> list[str]:
-    """What was found, for the page."""
+    """The tables and sentences for the page."""
     parts = []
     if rows := found.get("matrices"):
         heads = ["step on the hidden matrices", "precision of products", "time", "products alone"]

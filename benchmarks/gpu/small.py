@@ -59,7 +59,7 @@ def loops(steps: int) -> list[dict[str, Any]]:
 
 
 def text(found: dict[str, Any]) -> list[str]:
-    """What was found, for the page."""
+    """The tables and sentences for the page."""
     parts = []
     if rows := found.get("fits"):
         errors = " and ".join(f"{row['error']:.1e} ({row['precision']})" for row in rows)

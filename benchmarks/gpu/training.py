@@ -94,35 +94,30 @@ PADDED = 50304
 """The vocabulary of GPT-2, 50257, up to a multiple of 128."""
 
 
-def contenders(size: gpt.Size) -> dict[str, Callable[[gpt.Size], Any]]:
-    """What makes a training step, by name: in Slalom, in Optax, and in PyTorch."""
-
-    def torch(*, compiled: bool) -> Callable[[gpt.Size], Any]:
-        return lambda size: TorchTraining(size, gpt.batch(size), compiled=compiled)
-
-    found: dict[str, Callable[[gpt.Size], Any]] = {
-        "slalom": lambda size: SlalomTraining(size, gpt.batch(size)),
-        "optax": lambda size: OptaxTraining(size, gpt.batch(size)),
-        "torch": torch(compiled=False),
-    }
-    if size != gpt.TINY:  # its compiler takes minutes, whatever the size
-        found["torch-compiled"] = torch(compiled=True)
-    return found
-
-
-TITLES = {
-    "slalom": 'Slalom, `sl.train_step(donate="all")`',
-    "optax": "Optax, `eqx.filter_jit`",
-    "torch": "PyTorch, fused",
-    "torch-compiled": "PyTorch, fused, compiled",
+CONTENDERS: dict[str, tuple[str, Callable[[gpt.Size], Any]]] = {
+    "slalom": (
+        'Slalom, `sl.train_step(donate="all")`',
+        lambda size: SlalomTraining(size, gpt.batch(size)),
+    ),
+    "optax": ("Optax, `eqx.filter_jit`", lambda size: OptaxTraining(size, gpt.batch(size))),
+    "torch": (
+        "PyTorch, fused",
+        lambda size: TorchTraining(size, gpt.batch(size), compiled=False),
+    ),
+    "torch-compiled": (
+        "PyTorch, fused, compiled",
+        lambda size: TorchTraining(size, gpt.batch(size), compiled=True),
+    ),
 }
+"""The title of each training step, and a function that makes it for a size."""
 
 
 def measured(name: str, size: gpt.Size, repetitions: int) -> list[dict[str, Any]]:
     """A training step with the vocabulary of GPT-2, and with one that is padded."""
+    title, make = CONTENDERS[name]
     rows = []
     for vocabulary in (size.vocabulary, PADDED):
-        contender = contenders(size)[name](size._replace(vocabulary=vocabulary))
+        contender = make(size._replace(vocabulary=vocabulary))
         start = time.perf_counter()
         contender.start()
         contender.wait()
@@ -130,7 +125,7 @@ def measured(name: str, size: gpt.Size, repetitions: int) -> list[dict[str, Any]
         took = seconds({"step": contender}, repetitions)["step"]
         rows.append(
             {
-                "step": TITLES[name],
+                "step": title,
                 "vocabulary": vocabulary,
                 "milliseconds": 1e3 * took,
                 "first_s": first,
@@ -143,8 +138,8 @@ def measured(name: str, size: gpt.Size, repetitions: int) -> list[dict[str, Any]
 
 
 def text(found: dict[str, Any]) -> list[str]:
-    """What was found, for the page."""
-    rows = [row for name in TITLES for row in found.get(f"training-{name}", ())]
+    """The tables and sentences for the page."""
+    rows = [row for name in CONTENDERS for row in found.get(f"training-{name}", ())]
     if not rows:
         return []
     first, tokens = rows[0], rows[0]["tokens"]

@@ -58,11 +58,11 @@ def _contenders() -> dict[str, tuple[Any, Any]]:
 
 WITH_ALL_LEAVES = ("AdamW", "clip, AdamW", "LAMB")
 """The rows that are also measured with the blocks apart, in Optax too."""
-AT_ONCE = 6
-"""The number of programs that hold their arrays at the same time."""
+ACCUMULATING = ("AdamW, `.every_k(4)`", "AdamW, Optax, `MultiSteps`")
+"""The rows whose steps move all bytes of the program only once in four."""
 
 
-def _compiled(tx: Any, leaves: dict[str, Any], dtype: Any) -> Step:
+def _compiled(tx: Any, dtype: Any, leaves: dict[str, Any]) -> Step:
     arrays = {path: p.astype(dtype) for path, p in leaves.items()}
     grads = jax.tree.map(lambda p: 0.01 * p + 0.001, arrays)
     make = slalom_step if isinstance(tx, sl.AbstractTransform) else optax_step
@@ -81,36 +81,34 @@ def bandwidth(params: dict[str, Any], repetitions: int, entries: int) -> list[di
     cases = [(name, few) for name in known]
     cases += [(name + end, params) for name in WITH_ALL_LEAVES for end in ("", ", Optax")]
     rows = []
-    for first in range(0, len(cases), AT_ONCE):
-        chunk = cases[first : first + AT_ONCE]
-        steps = [_compiled(known[name][0], leaves, known[name][1]) for name, leaves in chunk]
-        for (name, leaves), step in zip(chunk, steps, strict=True):
-            memory = step.program.memory_analysis()
-            moved = memory.argument_size_in_bytes + memory.output_size_in_bytes
-            moved += sum(g.nbytes for g in jax.tree.leaves(step.grads)) * ("clip" in name)
-            took = seconds({"step": Chained(step), "copy": copy}, repetitions)
-            share = (moved / took["step"]) / (copy.bytes / took["copy"])
-            rows.append(
-                {
-                    "step": name,
-                    "leaves": len(leaves),
-                    "milliseconds": 1e3 * took["step"],
-                    "bytes_per_parameter": moved / number,
-                    "share_of_copy": None if "(4)" in name or "Multi" in name else share,
-                    "fusions": step.cost.fusions,
-                    "copy_bytes_per_second": copy.bytes / took["copy"],
-                }
-            )
-            milliseconds = rows[-1]["milliseconds"]
-            log(f"{name}, {len(leaves)} leaves: {milliseconds:.3f} ms, {share:.0%} of a copy")
-        steps.clear()
+    for name, leaves in cases:
+        step = _compiled(*known[name], leaves)
+        memory = step.program.memory_analysis()
+        moved = memory.argument_size_in_bytes + memory.output_size_in_bytes
+        moved += sum(g.nbytes for g in jax.tree.leaves(step.grads)) * ("clip" in name)
+        took = seconds({"step": Chained(step), "copy": copy}, repetitions)
+        share = (moved / took["step"]) / (copy.bytes / took["copy"])
+        rows.append(
+            {
+                "step": name,
+                "leaves": len(leaves),
+                "milliseconds": 1e3 * took["step"],
+                "bytes_per_parameter": moved / number,
+                "share_of_copy": None if name in ACCUMULATING else share,
+                "fusions": step.cost.fusions,
+                "copy_bytes_per_second": copy.bytes / took["copy"],
+            }
+        )
+        milliseconds = rows[-1]["milliseconds"]
+        log(f"{name}, {len(leaves)} leaves: {milliseconds:.3f} ms, {share:.0%} of a copy")
+        del step  # before the next one is made
     return rows
 
 
 def memory(make: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
-    """What `sl.plan` says a step needs, and what the device has had in use.
+    """The bytes that `sl.plan` predicts for a step, and the peak of the device.
 
-    The peak of a device is that of the whole process, so that this comes first.
+    The peak covers the whole process, so this part comes first.
     """
     tx, params = sl.adamw(1e-3), make()
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
@@ -124,7 +122,7 @@ def memory(make: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def text(found: dict[str, Any]) -> list[str]:
-    """What was found, for the page."""
+    """The tables and sentences for the page."""
     rows = found.get("bandwidth", [])
     parts = []
     if rows:

@@ -67,16 +67,16 @@ def as_vector(m):
     return np.append(m["a"], m["b"]).astype(np.float64)
 
 
+def of_tree(m):
+    apart = jnp.append(m["a"], m["b"]) - CENTER.astype("f4")
+    return 0.5 * apart @ CURVATURE.astype("f4") @ apart
+
+
 @pytest.mark.parametrize("case", sampled(CASES, ("l2_ball", "rmsprop")))
 def test_steps_end_at_the_minimum_in_the_set(case):
     """The model ends there, and what is evaluated too; both are in the set."""
     name, rule = case
     onto, bounds, inside = SETS[name]
-
-    def of_tree(m):
-        apart = jnp.append(m["a"], m["b"]) - CENTER.astype("f4")
-        return 0.5 * apart @ CURVATURE.astype("f4") @ apart
-
     model = {"a": jnp.full(3, 0.1), "b": jnp.array(0.1)}
     opt = sl.Optimizer(RULES[rule].project(onto), model)
     model, opt, _ = sl.train_step(of_tree).scan(model, opt, length=1500)
@@ -124,11 +124,6 @@ MINIMIZED = [(n, how) for how in MINIMIZERS for n in SETS if how != "lbfgs" or n
 def test_a_fit_in_a_set_ends_as_converged_at_the_minimum(case):
     name, how = case
     onto, bounds, inside = SETS[name]
-
-    def of_tree(m):
-        apart = jnp.append(m["a"], m["b"]) - CENTER.astype("f4")
-        return 0.5 * apart @ CURVATURE.astype("f4") @ apart
-
     model = {"a": jnp.full(3, 0.1), "b": jnp.array(0.1)}
     found = sl.minimize(of_tree, MINIMIZERS[how](onto, bounds), model, max_steps=1500)
     assert found.converged, found.reason

@@ -27,6 +27,7 @@ from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import param_like, per_param
 from ..._core.text.advice import advise_keywords
 from ...rules._layout import check_scale, scale_of, warn_guessed
+from ...rules.matrices._orthonormal import first_shift, products_and_factor
 from ...rules.matrices._products import adjoint, times_adjoint
 from ...rules.matrices._routing import chosen, decay_if_any, with_adam_elsewhere
 from ...rules.matrices.orthogonalize import _default_adam_rate
@@ -184,10 +185,10 @@ def _orthonormal(x: Inexact[Array, "n r"]) -> Inexact[Array, "n r"]:
     and one round of Cholesky's method would lose half of the digits.
     """
     x = x * tree.inverse_root(tree.positive(jnp.sum(tree.abs_squared(x))))
-    # Above the errors of the Gram matrix, so that it has a factor whatever the rank is. A round
-    # multiplies the part of a column that is new, if it is small, by 1/√shift. After two rounds it
-    # is near 1, or it was within these errors.
-    shift = 4 * math.sqrt(len(x)) * float(jnp.finfo(x.dtype).eps)
+    # It has a factor whatever the rank is. A round multiplies the part of a column that is new, if
+    # it is small, by 1/√shift. After two rounds it is near 1, or it was within the errors of the
+    # products.
+    shift = first_shift(x)
     x = _round_of_cholesky(_round_of_cholesky(x, shift), shift)
     x = jnp.where(tree.norm(x, 0) <= 0.5, 0, x)  # NaN stays
     x = _round_of_cholesky(x, shift)
@@ -197,10 +198,9 @@ def _orthonormal(x: Inexact[Array, "n r"]) -> Inexact[Array, "n r"]:
 
 def _round_of_cholesky(x: Inexact[Array, "n r"], shift: float) -> Inexact[Array, "n r"]:
     """The matrix times an upper triangular one, with columns that are closer to orthonormal."""
+    _, factor = products_and_factor(x, shift)
     identity = jnp.eye(x.shape[1], dtype=x.dtype)
     with jax.default_matmul_precision("highest"):
-        gram = adjoint(x) @ x + shift * identity
-        factor = jax.lax.linalg.cholesky(gram, symmetrize_input=False)
         # The inverse and not a solution for x, whose rows may be on several devices. The shift
         # bounds it.
         inverse = jax.lax.linalg.triangular_solve(factor, identity, left_side=True, lower=True)

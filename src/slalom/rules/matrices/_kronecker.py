@@ -235,7 +235,7 @@ def iterated_eigenvectors(x: Inexact[Array, "n n"], basis: Inexact[Array, "n n"]
 def _product(x: Inexact[Array, "n n"], basis: Inexact[Array, "n n"]) -> Inexact[Array, "n n"]:
     """(x + δ·I)·Q, as if `x` were divided by its largest entry, but without a copy of it.
 
-    δ is at the rounding level. Without it the columns of Q in the null space of `x` would become 0.
+    δ is as small as a rounding error. It keeps the columns of Q that `x` maps to 0.
     """
     factor = tree.inverse_root(_largest_entry(x))
     delta = _UNITS * float(jnp.finfo(x.dtype).eps)

@@ -16,6 +16,22 @@ _NEAR = 0.05
 """An entry of QᴴQ − I below which one more round leaves rounding errors only."""
 
 
+def first_shift(x: Inexact[Array, "n m"]) -> float:
+    """A shift above the errors of the products of columns of length 1, so that they have a
+    factor."""
+    return 4 * math.sqrt(len(x)) * float(jnp.finfo(x.dtype).eps)
+
+
+def products_and_factor(
+    x: Inexact[Array, "n m"], shift: Any
+) -> tuple[Inexact[Array, "m m"], Inexact[Array, "m m"]]:
+    """xᴴ·x, and the Cholesky factor of xᴴ·x + shift·I: NaN if there is none."""
+    with jax.default_matmul_precision("highest"):
+        products = adjoint(x) @ x
+    shifted = products + shift * jnp.eye(x.shape[1], dtype=x.dtype)
+    return products, jax.lax.linalg.cholesky(shifted, symmetrize_input=False)
+
+
 @jax.custom_jvp
 def orthonormal(x: Inexact[Array, "n n"]) -> Inexact[Array, "n n"]:
     """Q of the decomposition x = Q·R with a positive diagonal of R.
@@ -26,17 +42,12 @@ def orthonormal(x: Inexact[Array, "n n"]) -> Inexact[Array, "n n"]:
     ??? cite "Fukaya et al., [Shifted Cholesky QR for computing the QR factorization of
         ill-conditioned matrices](https://arxiv.org/abs/1809.11085), 2018"
     """
-    number = len(x)
-    identity = jnp.eye(number, dtype=x.dtype)
     real = tree.real_dtype(x.dtype)
-    # Above the errors of the products, so that they have a factor.
-    shift = 4 * math.sqrt(number) * float(jnp.finfo(real).eps)
 
     def round_of(carry: Any) -> Any:
         x, shift, _, rounds = carry
-        products = adjoint(x) @ x
-        far = jnp.max(jnp.abs(products - identity))
-        factor = jax.lax.linalg.cholesky(products + shift * identity, symmetrize_input=False)
+        products, factor = products_and_factor(x, shift)
+        far = jnp.max(jnp.abs(products - jnp.eye(len(x), dtype=x.dtype)))
         found = jnp.all(jnp.isfinite(factor))
         new = _of_length_one(
             jax.lax.linalg.triangular_solve(
@@ -50,7 +61,8 @@ def orthonormal(x: Inexact[Array, "n n"]) -> Inexact[Array, "n n"]:
         _, _, far, rounds = carry
         return (far > _NEAR) & (rounds < _MOST_ROUNDS)
 
-    start = _of_length_one(x), jnp.asarray(shift, real), jnp.asarray(jnp.inf, real), jnp.int32(0)
+    far = jnp.asarray(jnp.inf, real)
+    start = _of_length_one(x), jnp.asarray(first_shift(x), real), far, jnp.int32(0)
     return jax.lax.while_loop(goes_on, round_of, start)[0]
 
 

@@ -1,4 +1,7 @@
-"""Specs and shardings of arrays on a mesh of several devices, and how results keep them."""
+"""The placement of arrays: on a mesh of several devices, and in the memory of the host.
+
+Arrays in the memory of the host visit the device for a step.
+"""
 
 import functools
 import itertools
@@ -9,7 +12,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from jaxtyping import Array
+from jaxtyping import Array, PyTree
 
 from .types import Tracer
 
@@ -139,3 +142,28 @@ def _restricted(sharding: NamedSharding, names: list[str]) -> NamedSharding:
     entries = map(axis_names, sharding.spec)
     spec = PartitionSpec(*(tuple(n for n in entry if n in names) for entry in entries))
     return sharding.update(spec=spec)
+
+
+# --- the memory of the host -----------------------------------------------------------------
+
+_HOST, _DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
+
+
+def is_on_host(x: Any) -> bool:
+    """Whether an array, traced or not, is in the pinned memory of the host."""
+    return isinstance(x, jax.Array) and jax.typeof(x).memory_space == _HOST
+
+
+def to_device(tree: PyTree) -> PyTree:
+    """The tree with copies on the device of all arrays that are in the memory of the host."""
+    return jax.tree.map(lambda x: jax.device_put(x, _DEVICE) if is_on_host(x) else x, tree)
+
+
+def to_host(x: T) -> T:
+    """An array in the pinned memory of the host."""
+    return jax.device_put(x, _HOST)
+
+
+def to_memory_of(before: PyTree, after: PyTree) -> PyTree:
+    """New values in the memories of the old ones."""
+    return jax.tree.map(lambda x, y: to_host(y) if is_on_host(x) else y, before, after)

@@ -17,8 +17,8 @@ from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.walk import find, parts
 from ..._core.text.advice import advise_positions
 from ..._core.text.printing import AbstractPrinted, Call
-from ...tree.memory import to_device, to_memory_of
 from ...tree.packed import holds_arrays, unpack
+from ...tree.sharding import to_device, to_memory_of
 from ...tree.types import Params, PyTree, Tracer
 from ..programs.compiled import EvalInputs, check_readable, compiled_evaluation
 from ..programs.reading import reading

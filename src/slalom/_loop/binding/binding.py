@@ -11,10 +11,9 @@ from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import PARAM_LIKE, PER_PARAM, SPREAD
 from ..._core.state.slots import slots
 from ..._core.text.messages import uncalled
-from ...tree.memory import is_on_host, to_device, to_host
 from ...tree.packed import pack
 from ...tree.paths import example, leaf_paths
-from ...tree.sharding import mesh_sharding
+from ...tree.sharding import is_on_host, mesh_sharding, to_device, to_host
 from ...tree.types import Params, PyTree, Tracer
 from ...where.resolve import Where
 from ..sharding.placement import StateSharding, home, remembered, state_shardings

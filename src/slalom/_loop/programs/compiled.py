@@ -17,9 +17,9 @@ from ..._core.protocol.parameter_writer import params_to_evaluate
 from ..._core.protocol.writer import ADD, RETURN, Writer
 from ..._core.state.walk import transforms
 from ...tree.captures import cached
-from ...tree.memory import to_device
 from ...tree.packed import unpack
 from ...tree.paths import example
+from ...tree.sharding import to_device
 from ...tree.types import PyTree, Tracer, Updates, is_deleted
 from ..binding.model import Split, split
 from ..binding.stepping import run

@@ -7,8 +7,7 @@ import jax
 from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
-from ...tree.memory import is_on_host, to_device, to_host
-from ...tree.sharding import constrain, may_be_at
+from ...tree.sharding import constrain, is_on_host, may_be_at, to_device, to_host
 from .references import reference
 
 Leaves: TypeAlias = list[Any]

@@ -12,8 +12,8 @@ from jaxtyping import Array, Bool, Int
 from ... import tree
 from ..._core.text.printing import AbstractPrinted, Call
 from ...tree.dtypes import canonical_float
-from ...tree.memory import to_device
 from ...tree.paths import dotted, first_difference
+from ...tree.sharding import to_device
 from ...tree.types import PyTree, Scalar, Tracer
 from ..binding.model import Model, strong
 from ..programs.program import Program

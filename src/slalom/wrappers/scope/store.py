@@ -24,8 +24,8 @@ from ..._core.text.messages import listed
 from ..._core.text.printing import Call, code, method_call
 from ...codecs.names import as_codec
 from ...codecs.offloading import offload
-from ...tree.memory import to_device, to_host, to_memory_of
 from ...tree.paths import candidates, glob_pattern, has_suffix, leaf_paths
+from ...tree.sharding import to_device, to_host, to_memory_of
 from ...tree.types import Params, Tracer
 from ...where.masks import mask
 from ...where.resolve import Where, as_where_or_none

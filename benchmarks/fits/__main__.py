@@ -1,7 +1,7 @@
 """Fits by several solvers: which minima they find, and whether they say so.
 
     python -m benchmarks.fits rosenbrock meyer --results fits.json
-    python -m benchmarks.fits --results fits.json --docs page.md
+    python -m benchmarks.fits --results fits.json --docs docs/coming-from-scipy.md
 
 The problems are the 40 of Moré, Garbow and Hillstrom from 77 starts, and ten fits of NIST's in the
 units of their data, from the far start. Runs that the file of results has already are not repeated.
@@ -24,7 +24,7 @@ from ..docs import _table, replace_between
 from . import nist
 from .problems import PROBLEMS, RUNS
 
-BEGIN = "<!-- fits: python -m benchmarks.fits --docs -->"
+BEGIN = "<!-- fits: python -m benchmarks.fits --docs docs/coming-from-scipy.md -->"
 END = "<!-- end of fits -->"
 APPLIED = [
     *("Bennett5", "Chwirut2", "DanWood", "Eckerle4", "ENSO"),

@@ -274,8 +274,8 @@ def squared_norm(tree: PyTree) -> Scalar:
 class NormOf(eqx.Module):
     """The Euclidean norm of an array, even where the sum of its squares overflows or underflows.
 
-    `measure` and `reduce` of a rule may return it along with sums: `sums.name` is then the norm of
-    all leaves together, and `sums.each("name")` has the norm of each leaf. A norm that no float
+    `measure` and `reduce` of a rule may return it along with sums: `sums["name"]` is then the norm
+    of all leaves together, and `sums.each("name")` has the norm of each leaf. A norm that no float
     holds, or of an array that is not finite, is NaN.
 
     The squares are summed as they are, and once more with a factor where that sum was out of range.

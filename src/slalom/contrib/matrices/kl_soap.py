@@ -64,8 +64,7 @@ class ScaleByKlSoap(AbstractInEigenbasis[ScaleByKlSoapState]):
 
     Follows the code of a record of modded-nanogpt, which refreshes in each step and gives matrices
     the norm that they started with; M and V are not corrected for their start at zero there, which
-    a trust ratio hides. Entries of G' and M that are not above the rounding error of the largest
-    one count as 0, as in `ScaleBySoap`:
+    a trust ratio hides:
 
     ```python
     >>> hyperball = sl.ScaleByTrustRatio() | sl.ScaleByLearningRate(0.018) | sl.KeepInitialNorm()
@@ -73,8 +72,10 @@ class ScaleByKlSoap(AbstractInEigenbasis[ScaleByKlSoapState]):
 
     ```
 
-    The code of the paper's authors divides the first factors by more, and refreshes every 10 steps.
-    Matrices, memory and refreshes are as in `ScaleBySoap`, with n + m more elements.
+    Entries of G' and M that are not above the rounding error of the largest one count as 0, as in
+    `ScaleBySoap`. The code of the paper's authors divides the first factors by more, and refreshes
+    every 10 steps. Matrices, memory and refreshes are as in `ScaleBySoap`, with n + m more
+    elements.
 
     **Arguments:**
 

@@ -57,8 +57,8 @@ class ScaleByBacktrackingLinesearch(AbstractLinesearch):
 
     Use it as the last link of a chain, for example after `sl.sgd(1.0)`. Pass `value=`, `grad=` and
     `value_fn=` to `opt.step`, or use `sl.train_step`. Under `.mask`, `.only` and `.partition` the
-    loss is a function of the selected parameters, and the others are constant; under `.every_k` it
-    is the loss of the last mini-step of the window.
+    loss is a function of the selected parameters, and the others are constant. Inside `.every_k` it
+    is refused: its window has the mean of several losses.
 
     Differs from Optax: no step raises the loss (Optax uses the last η in any case), and after a
     failed search the next one does not start from η = 0.

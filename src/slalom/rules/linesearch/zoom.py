@@ -87,8 +87,8 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
 
     Use it as the last link of a chain, as in `sl.lbfgs`. Pass `value=`, `grad=` and `value_fn=` to
     `opt.step`, or use `sl.train_step`. Under `.mask`, `.only` and `.partition` the loss is a
-    function of the selected parameters, and the others are constant; under `.every_k` it is the
-    loss of the last mini-step of the window.
+    function of the selected parameters, and the others are constant. Inside `.every_k` it is
+    refused: its window has the mean of several losses.
 
     Differs from Optax: no step raises the loss by more than c₃·|f(w)| (Optax uses the last rate if
     none is good), and after a failed search the next one does not start from η = 0.

@@ -32,7 +32,6 @@ with _checked:
         where as where,
         wrappers as wrappers,
     )
-    from ._core.fields.declare import Hyperparameter as Hyperparameter
     from ._core.protocol.chain import (
         Chain as Chain,
         Identity as Identity,
@@ -223,7 +222,12 @@ with _checked:
         StatelessPerLeaf as StatelessPerLeaf,
     )
     from .rules.shaping.zclip import ZClip as ZClip
-    from .tree.types import Params as Params, Scalar as Scalar, Updates as Updates
+    from .tree.types import (
+        Hyperparameter as Hyperparameter,
+        Params as Params,
+        Scalar as Scalar,
+        Updates as Updates,
+    )
     from .wrappers.gradients.skip import (
         SkipLargeUpdates as SkipLargeUpdates,
         SkipNotFinite as SkipNotFinite,

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, UInt32
 
-from .._core.fields.declare import Number, count_field, hyperparameter
+from .. import fields
 from .._core.fields.keys import AbstractKeyed, key_field
 from ..tree import while_loop
 from ._combination import AbstractCombination, Terms, normalized
@@ -32,7 +32,7 @@ class UPGrad(AbstractCombination):
         Optimization](https://arxiv.org/abs/2406.16232), 2024"
     """
 
-    regularization: Number = hyperparameter(1e-4, within="(0, inf)")
+    regularization: fields.Number = fields.hyperparameter(1e-4, within="(0, inf)")
 
     def weigh(
         self, now: SimpleNamespace, terms: Terms, state: Any
@@ -65,8 +65,8 @@ class MGDA(AbstractCombination):
         Learning as Multi-Objective Optimization](https://arxiv.org/abs/1810.04650), 2018"
     """
 
-    tol: Number = hyperparameter(1e-3, within="[0, inf)")
-    max_steps: int = count_field(100)
+    tol: fields.Number = fields.hyperparameter(1e-3, within="[0, inf)")
+    max_steps: int = fields.count_field(100)
 
     def weigh(
         self, now: SimpleNamespace, terms: Terms, state: Any

@@ -8,10 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
-from .. import tree
-from .._core.fields.declare import Number, hyperparameter
+from .. import fields, tree
 from .._core.fields.keys import AbstractKeyed, key_field
-from .._core.state.marks import until_reset
 from ..tree.dtypes import canonical_float
 from ._combination import AbstractCombination, Terms
 
@@ -56,13 +54,13 @@ class ReLoBRaLoState(eqx.Module):
 
     key: UInt32[Array, "*words"]
     """The raw data of the key for the next draw."""
-    age: Int[Array, "*runs"] = until_reset()
+    age: Int[Array, "*runs"] = fields.until_reset()
     """The number of steps with finite losses."""
-    first: Float[Array, "*terms"] = until_reset()
+    first: Float[Array, "*terms"] = fields.until_reset()
     """The losses of the first step."""
-    last: Float[Array, "*terms"] = until_reset()
+    last: Float[Array, "*terms"] = fields.until_reset()
     """The losses of the last step."""
-    weights: Float[Array, "*terms"] = until_reset()
+    weights: Float[Array, "*terms"] = fields.until_reset()
     """The weights of the last step."""
 
 
@@ -88,9 +86,9 @@ class ReLoBRaLo(AbstractKeyed, AbstractCombination):
         Learning](https://arxiv.org/abs/2110.09813), 2021"
     """
 
-    alpha: Number = hyperparameter(0.999, within="[0, 1]")
-    temperature: Number = hyperparameter(1.0, within="(0, inf)")
-    rho: Number = hyperparameter(1.0, within="[0, 1]")
+    alpha: fields.Number = fields.hyperparameter(0.999, within="[0, 1]")
+    temperature: fields.Number = fields.hyperparameter(1.0, within="(0, inf)")
+    rho: fields.Number = fields.hyperparameter(1.0, within="[0, 1]")
     key: Any = key_field(default=0)
 
     uses_gram: ClassVar[bool] = False

@@ -11,12 +11,12 @@ import jax
 from wadler_lindig import TextDoc
 
 from .. import tree
-from .._core.fields.declare import Hyperparameter, hyperparameter, hyperparameter_fields
+from .._core.fields.declare import hyperparameter, hyperparameter_fields
 from .._core.protocol.context import Context
 from .._core.protocol.transform import AbstractTransform
 from .._core.text.messages import uncalled
 from .._core.text.printing import Call
-from ..tree.types import Gradients, Params, PyTree, Updates
+from ..tree.types import Gradients, Hyperparameter, Params, PyTree, Updates
 from ._inspect import injected, name_of, required_keywords
 from ._marked import mark, mark_as, owned, unmark
 from ._optax import GradientTransformation, MultiSteps, import_optax

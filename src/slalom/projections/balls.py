@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from .. import tree
-from .._core.fields.declare import Number, hyperparameter
+from .. import fields, tree
 from .._core.text.printing import code
 from ..tree.dtypes import sum_dtype
 from ..tree.paths import dotted
@@ -42,7 +41,7 @@ class simplex(AbstractProjection):
 
     compares: ClassVar[bool] = True
 
-    scale: Number = hyperparameter(1.0, within="(0, inf)")
+    scale: fields.Number = fields.hyperparameter(1.0, within="(0, inf)")
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
         return _to_simplex(x, now.scale)
@@ -61,7 +60,7 @@ class l1_sphere(AbstractProjection):
     - `scale`: the radius, > 0. Defaults to 1.
     """
 
-    scale: Number = hyperparameter(1.0, within="(0, inf)")
+    scale: fields.Number = fields.hyperparameter(1.0, within="(0, inf)")
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
         phase, size = _polar_tree(x)
@@ -81,7 +80,7 @@ class l1_ball(AbstractProjection):
         dimensions](https://doi.org/10.1145/1390156.1390191), 2008"
     """
 
-    scale: Number = hyperparameter(1.0, within="(0, inf)")
+    scale: fields.Number = fields.hyperparameter(1.0, within="(0, inf)")
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
         phase, size = _polar_tree(x)
@@ -99,7 +98,7 @@ class l2_sphere(AbstractProjection):
     - `scale`: the radius, > 0. Defaults to 1.
     """
 
-    scale: Number = hyperparameter(1.0, within="(0, inf)")
+    scale: fields.Number = fields.hyperparameter(1.0, within="(0, inf)")
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
         size = tree.global_norm(x)
@@ -187,7 +186,7 @@ class l2_ball(AbstractProjection):
     ```
     """
 
-    scale: Number = hyperparameter(1.0, within="(0, inf)")
+    scale: fields.Number = fields.hyperparameter(1.0, within="(0, inf)")
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
         size = tree.global_norm(x)
@@ -205,7 +204,7 @@ class linf_ball(AbstractProjection):
     - `scale`: the radius, ≥ 0. Defaults to 1.
     """
 
-    scale: Number = hyperparameter(1.0, within="[0, inf)")
+    scale: fields.Number = fields.hyperparameter(1.0, within="[0, inf)")
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
         def rule(now, x):

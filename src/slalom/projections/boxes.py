@@ -7,11 +7,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .. import tree
-from .._core.fields.declare import Hyperparameter, Number, hyperparameter
+from .. import fields, tree
 from .._core.text.printing import shortest
 from ..tree.paths import dotted
-from ..tree.types import PyTree, Tracer
+from ..tree.types import Hyperparameter, PyTree, Tracer
 from ._projection import AbstractProjection, leaves_like
 
 
@@ -81,7 +80,7 @@ class hypercube(_AbstractBox):
     - `scale`: the length of an edge, ≥ 0. Defaults to 1.
     """
 
-    scale: Number = hyperparameter(1.0, within="[0, inf)")
+    scale: fields.Number = fields.hyperparameter(1.0, within="[0, inf)")
 
     def __init__(self, scale: Hyperparameter = 1.0):
         shape = getattr(scale, "shape", ())

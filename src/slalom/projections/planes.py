@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from .. import tree
-from .._core.fields.declare import Number, hyperparameter
+from .. import fields, tree
 from ..tree.paths import dotted
 from ..tree.types import PyTree
 from ._projection import AbstractProjection, leaves_like
@@ -47,7 +46,7 @@ class hyperplane(AbstractProjection):
     """
 
     a: PyTree
-    b: Number = hyperparameter()
+    b: fields.Number = fields.hyperparameter()
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
         a, factor = _normal("hyperplane.a", self.a, x)
@@ -69,7 +68,7 @@ class halfspace(AbstractProjection):
     """
 
     a: PyTree
-    b: Number = hyperparameter()
+    b: fields.Number = fields.hyperparameter()
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
         a, factor = _normal("halfspace.a", self.a, x)

@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._core.fields.declare import Hyperparameter, Number, hyperparameter, steps_in_order
+from .._core.fields.declare import Number, hyperparameter, steps_in_order
 from .._core.fields.schedule import AbstractSchedule, as_schedule
 from .._core.text.printing import Infix
 from ..tree.dtypes import as_canonical
-from ..tree.types import Scalar, Step, is_function
+from ..tree.types import Hyperparameter, Scalar, Step, is_function
 from ._common import as_step
 from .basic import constant
 

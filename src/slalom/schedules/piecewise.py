@@ -6,11 +6,11 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._core.fields.declare import Hyperparameter, Number, check_number, check_step, hyperparameter
+from .._core.fields.declare import Number, check_number, check_step, hyperparameter
 from .._core.fields.schedule import AbstractSchedule
 from .._core.text.printing import AbstractPrinted, Entries
 from ..tree.dtypes import as_canonical
-from ..tree.types import Scalar, Step
+from ..tree.types import Hyperparameter, Scalar, Step
 from ._common import as_step, check_curve, interpolate_points
 
 

@@ -7,7 +7,7 @@ import equinox as eqx
 import numpy as np
 from jax.core import Tracer as Tracer
 from jax.interpreters.partial_eval import DynamicJaxprTracer
-from jaxtyping import Array, Float, Inexact, Int
+from jaxtyping import Array, Float, Inexact, Int, Real
 
 if TYPE_CHECKING:
     # What jaxtyping shows to a type checker is unknown to it, and so would be every signature with
@@ -18,6 +18,12 @@ else:
 
 Scalar: TypeAlias = Float[Array, ""]
 """A 0-d real array."""
+
+Hyperparameter: TypeAlias = (
+    float | int | np.number | Real[Array, ""] | Real[np.ndarray, ""] | Callable[..., Any]
+)
+"""The type of a real-valued field: a number, a 0-d array, or a schedule, which is a module of
+`sl.schedules` or any function of the step."""
 
 Step: TypeAlias = int | Int[Array, ""] | Int[np.ndarray, ""]
 """A number of steps, counted from 0."""

@@ -17,21 +17,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Real
+from jaxtyping import Array
 
 from ...tree.dtypes import canonical_float, is_array
-from ...tree.types import Scalar, Tracer, is_function
+from ...tree.types import Hyperparameter, Scalar, Tracer, is_function
 from ...where.layout import as_layout, check_layout
 from ..protocol.context import Context
 from ..protocol.parts import CHECK
 from ..text.printing import code, shortest
 from .schedule import AbstractSchedule, AbstractStatefulSchedule, as_schedule, read_number
-
-Hyperparameter: TypeAlias = (
-    float | int | np.number | Real[Array, ""] | Real[np.ndarray, ""] | Callable[..., Any]
-)
-"""The type of a real-valued field: a number, a 0-d array, or a schedule, which is a module of
-`sl.schedules` or any function of the step."""
 
 if not TYPE_CHECKING:
     Number: TypeAlias = Hyperparameter

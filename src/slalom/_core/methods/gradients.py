@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..fields.declare import Hyperparameter
+from ...tree.types import Hyperparameter
 from ..protocol.parts import AbstractDeclared
 from ..text.advice import advise_keywords
 

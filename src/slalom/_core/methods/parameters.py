@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ...tree.types import Hyperparameter
 from ...where.resolve import WhereLike
-from ..fields.declare import Hyperparameter
 from ..protocol.parts import AbstractDeclared
 from ..text.advice import advise_keywords
 

@@ -4,13 +4,13 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from ... import tree
-from ..._core.fields.declare import Hyperparameter, Number, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.advice import advise_keywords
 from ...rules.adaptive._adam import AbstractAdam
 from ...rules.shaping.decay import decayed_descent
+from ...tree.types import Hyperparameter
 from ...where.resolve import WhereLike
 
 
@@ -38,10 +38,10 @@ class ScaleByAcprop(AbstractAdam):
         Methods](https://arxiv.org/abs/2110.05454), 2021"
     """
 
-    b1: Number = hyperparameter(0.9, within="[0, 1)")
-    b2: Number = hyperparameter(0.999, within="[0, 1)")
-    eps: Number = hyperparameter(1e-16, within="[0, inf)")
-    eps_root: Number = hyperparameter(1e-16, within="[0, inf)")
+    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
+    b2: fields.Number = fields.hyperparameter(0.999, within="[0, 1)")
+    eps: fields.Number = fields.hyperparameter(1e-16, within="[0, inf)")
+    eps_root: fields.Number = fields.hyperparameter(1e-16, within="[0, inf)")
 
     wide_mean: ClassVar[bool] = True
 

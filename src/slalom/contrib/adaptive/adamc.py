@@ -2,13 +2,14 @@
 
 from typing import Any, ClassVar
 
-from ..._core.fields.declare import Hyperparameter, Number, hyperparameter
+from ... import fields
 from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.advice import advise_keywords
 from ...rules.adaptive.adam import ScaleByAdam
 from ...rules.shaping.decay import decay_mask, where_field
+from ...tree.types import Hyperparameter
 from ...where.resolve import Where, WhereLike
 
 
@@ -32,9 +33,9 @@ class ScaleByLearningRateWithCorrectedDecay(AbstractRule[None]):
         Training](https://arxiv.org/abs/2506.02285), 2025"
     """
 
-    learning_rate: Number = hyperparameter()
-    max_learning_rate: Number = hyperparameter(within="(0, inf)")
-    weight_decay: Number = hyperparameter(0.0, within="[0, inf)")
+    learning_rate: fields.Number = fields.hyperparameter()
+    max_learning_rate: fields.Number = fields.hyperparameter(within="(0, inf)")
+    weight_decay: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
     decay_where: Where | None = where_field()
 
     needs: ClassVar[tuple[str, ...]] = ("params",)

@@ -4,13 +4,13 @@ from typing import Any
 
 import numpy as np
 
-from ... import tree
-from ..._core.fields.declare import Hyperparameter, Number, dtype_field, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.advice import advise_keywords
 from ...rules.adaptive._adam import AbstractAdam
 from ...rules.shaping.decay import decayed_descent
+from ...tree.types import Hyperparameter
 from ...where.resolve import WhereLike
 
 
@@ -37,10 +37,10 @@ class ScaleByLaprop(AbstractAdam):
         Adam](https://arxiv.org/abs/2002.04839), 2020"
     """
 
-    b1: Number = hyperparameter(0.9, within="[0, 1)")
-    b2: Number = hyperparameter(0.999, within="[0, 1)")
-    eps: Number = hyperparameter(1e-15, within="[0, inf)")
-    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
+    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
+    b2: fields.Number = fields.hyperparameter(0.999, within="[0, 1)")
+    eps: fields.Number = fields.hyperparameter(1e-15, within="[0, inf)")
+    mu_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
 
     def begin(self, state):
         self._correct_biases(state)

@@ -6,25 +6,23 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Int, PyTree
 
-from ... import tree
-from ..._core.fields.declare import Hyperparameter, Number, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import param_like, per_leaf
 from ..._core.text.advice import advise_keywords
 from ...rules.shaping.decay import decayed
-from ...tree.types import Params
+from ...tree.types import Hyperparameter, Params
 from ...where.resolve import WhereLike
 
 
 class ScaleByMadgradState(eqx.Module):
     """The state of `ScaleByMadgrad`."""
 
-    age: Int[Array, "*leaves"] = per_leaf()
-    grad_sum_of_squares: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
-    grad_sum: PyTree[Inexact[Array, "..."]] = param_like("exact")
-    init_params: PyTree[Inexact[Array, "..."]] = param_like("copy")
+    age: Int[Array, "*leaves"] = fields.per_leaf()
+    grad_sum_of_squares: PyTree[Inexact[Array, "..."]] = fields.param_like("nonnegative")
+    grad_sum: PyTree[Inexact[Array, "..."]] = fields.param_like("exact")
+    init_params: PyTree[Inexact[Array, "..."]] = fields.param_like("copy")
 
 
 class ScaleByMadgrad(AbstractRule[ScaleByMadgradState]):
@@ -54,9 +52,9 @@ class ScaleByMadgrad(AbstractRule[ScaleByMadgradState]):
         2021"
     """
 
-    learning_rate: Number = hyperparameter(within="[0, inf)")
-    momentum: Number = hyperparameter(0.9, within="[0, 1)")
-    eps: Number = hyperparameter(1e-6, within="[0, inf)")
+    learning_rate: fields.Number = fields.hyperparameter(within="[0, inf)")
+    momentum: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
+    eps: fields.Number = fields.hyperparameter(1e-6, within="[0, inf)")
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
     sets_learning_rate: ClassVar[bool] = True

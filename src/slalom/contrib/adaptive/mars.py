@@ -7,25 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree
 
-from ... import tree
+from ... import fields, tree
 from ..._core.engine.matrices import matrices
-from ..._core.fields.declare import (
-    Hyperparameter,
-    Number,
-    dtype_field,
-    hyperparameter,
-    layout_field,
-)
 from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import param_like, per_leaf
 from ..._core.text.advice import advise_keywords
 from ...rules.adaptive._adam import AbstractMoments
 from ...rules.momentum.momentum import first_moment
 from ...rules.shaping.clip import clip_factor
 from ...rules.shaping.decay import decayed_descent
-from ...tree.types import Params
+from ...tree.types import Hyperparameter, Params
 from ...where.layout import LayoutLike
 from ...where.resolve import WhereLike
 
@@ -33,10 +25,10 @@ from ...where.resolve import WhereLike
 class ScaleByMarsState(eqx.Module):
     """The state of `ScaleByMars`."""
 
-    age: Int[Array, "*leaves"] = per_leaf()
-    mu: PyTree[Inexact[Array, "..."]] = param_like()
-    nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
-    previous_gradient: PyTree[Inexact[Array, "..."]] = param_like()
+    age: Int[Array, "*leaves"] = fields.per_leaf()
+    mu: PyTree[Inexact[Array, "..."]] = fields.param_like()
+    nu: PyTree[Inexact[Array, "..."]] = fields.param_like("nonnegative")
+    previous_gradient: PyTree[Inexact[Array, "..."]] = fields.param_like()
 
 
 class ScaleByMars(AbstractMoments[ScaleByMarsState]):
@@ -70,11 +62,11 @@ class ScaleByMars(AbstractMoments[ScaleByMarsState]):
         Models](https://arxiv.org/abs/2411.10438), 2024"
     """
 
-    b1: Number = hyperparameter(0.95, within="[0, 1)")
-    b2: Number = hyperparameter(0.99, within="[0, 1)")
-    gamma: Number = hyperparameter(0.025, within="[0, inf)")
-    eps: Number = hyperparameter(1e-8, within="[0, inf)")
-    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
+    b1: fields.Number = fields.hyperparameter(0.95, within="[0, 1)")
+    b2: fields.Number = fields.hyperparameter(0.99, within="[0, 1)")
+    gamma: fields.Number = fields.hyperparameter(0.025, within="[0, inf)")
+    eps: fields.Number = fields.hyperparameter(1e-8, within="[0, inf)")
+    mu_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
 
     over: ClassVar[str] = "leaf"
     written_last: ClassVar[tuple[str, ...]] = ("previous_gradient",)
@@ -105,8 +97,8 @@ class ScaleByMars(AbstractMoments[ScaleByMarsState]):
 class CorrectByMarsState(eqx.Module):
     """The state of `CorrectByMars`."""
 
-    age: Int[Array, "*leaves"] = per_leaf()
-    previous_gradient: PyTree[Inexact[Array, "..."]] = param_like()
+    age: Int[Array, "*leaves"] = fields.per_leaf()
+    previous_gradient: PyTree[Inexact[Array, "..."]] = fields.param_like()
 
 
 class CorrectByMars(AbstractRule[CorrectByMarsState]):
@@ -141,10 +133,10 @@ class CorrectByMars(AbstractRule[CorrectByMarsState]):
         Matrices](https://arxiv.org/abs/2510.21800), 2025"
     """
 
-    b1: Number = hyperparameter(0.95, within="[0, 1)")
-    gamma: Number = hyperparameter(0.025, within="[0, inf)")
-    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
-    layout: LayoutLike = layout_field()
+    b1: fields.Number = fields.hyperparameter(0.95, within="[0, 1)")
+    gamma: fields.Number = fields.hyperparameter(0.025, within="[0, inf)")
+    mu_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
+    layout: LayoutLike = fields.layout_field()
 
     over: ClassVar[str] = "matrix"
 

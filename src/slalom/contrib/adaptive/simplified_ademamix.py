@@ -4,13 +4,13 @@ from typing import Any
 
 import numpy as np
 
-from ... import tree
-from ..._core.fields.declare import Hyperparameter, Number, dtype_field, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.advice import advise_keywords
 from ...rules.adaptive._adam import AbstractAdam
 from ...rules.shaping.decay import decayed_descent
+from ...tree.types import Hyperparameter
 from ...where.resolve import WhereLike
 
 
@@ -39,12 +39,12 @@ class ScaleBySimplifiedAdemamix(AbstractAdam):
         Accelerated SGD Variants](https://arxiv.org/abs/2502.02431), 2025"
     """
 
-    b1: Number = hyperparameter(0.99, within="[0, 1)")
-    b2: Number = hyperparameter(0.95, within="[0, 1)")
-    alpha: Number = hyperparameter(0.0, within="[0, inf)")
-    eps: Number = hyperparameter(1e-8, within="[0, inf)")
-    eps_root: Number = hyperparameter(0.0, within="[0, inf)")
-    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
+    b1: fields.Number = fields.hyperparameter(0.99, within="[0, 1)")
+    b2: fields.Number = fields.hyperparameter(0.95, within="[0, 1)")
+    alpha: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
+    eps: fields.Number = fields.hyperparameter(1e-8, within="[0, inf)")
+    eps_root: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
+    mu_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
 
     def begin(self, state):
         age = state.age = tree.increment(state.age)

@@ -7,13 +7,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 
-from ... import tree
-from ..._core.fields.declare import choice_field
+from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.real_vectors import from_vector, to_vector
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import param_like, per_leaf, until_reset
 from ..._core.text.advice import advise_keywords
 from ...rules.curvature._fields import first_scale, kept, last_changes
 from ...rules.curvature._system import check_size, dtype_and_size
@@ -25,13 +23,13 @@ from ...tree.types import Params, Scalar, Updates
 class ScaleBySelfScaledBroydenState(eqx.Module):
     """The state of `ScaleBySelfScaledBroyden`."""
 
-    inverse: Float[Array, "params params"] = until_reset()
+    inverse: Float[Array, "params params"] = fields.until_reset()
     """H; zero before the first update of it."""
-    age: Int[Array, "*leaves"] = per_leaf()
+    age: Int[Array, "*leaves"] = fields.per_leaf()
     """The number of updates of each parameter."""
-    params: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    params: PyTree[Inexact[Array, "..."]] = fields.param_like("exact")
     """The parameters of the last update."""
-    updates: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    updates: PyTree[Inexact[Array, "..."]] = fields.param_like("exact")
     """The gradients of the last update."""
 
 
@@ -68,7 +66,7 @@ class ScaleBySelfScaledBroyden(AbstractTransform[ScaleBySelfScaledBroydenState])
         Networks](https://arxiv.org/abs/2501.16371), 2025"
     """
 
-    family: str = choice_field("broyden", "bfgs", "plain")
+    family: str = fields.choice_field("broyden", "bfgs", "plain")
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
     keeps_zeros: ClassVar[bool] = True

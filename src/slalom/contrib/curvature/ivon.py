@@ -9,20 +9,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Int, PyTree, UInt32
 
-from ... import tree
-from ..._core.fields.declare import Hyperparameter, Number, OptionalNumber, hyperparameter
+from ... import fields, tree
 from ..._core.fields.keys import AbstractKeyed, key_field
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.loss import Loss
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import param_like, per_leaf
 from ..._core.text.advice import advise_keywords
 from ...rules.measuring.noise import normal_like
 from ...rules.shaping.scale import ScaleByLearningRate
 from ...tree.paths import leaf_paths
-from ...tree.types import Params, Updates
+from ...tree.types import Hyperparameter, Params, Updates
 
 
 class ScaleByIvonState(eqx.Module):
@@ -30,9 +28,9 @@ class ScaleByIvonState(eqx.Module):
 
     key: UInt32[Array, "*words"]
     """The raw data of the key for the next sample."""
-    age: Int[Array, "*leaves"] = per_leaf()
-    mu: PyTree[Inexact[Array, "..."]] = param_like()
-    precision: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
+    age: Int[Array, "*leaves"] = fields.per_leaf()
+    mu: PyTree[Inexact[Array, "..."]] = fields.param_like()
+    precision: PyTree[Inexact[Array, "..."]] = fields.param_like("nonnegative")
     """h + δ, which is positive; h alone may be slightly negative."""
 
 
@@ -74,12 +72,14 @@ class ScaleByIvon(AbstractKeyed, AbstractTransform[ScaleByIvonState]):
         Networks](https://arxiv.org/abs/2402.17641), 2024"
     """
 
-    ess: Number = hyperparameter(within="(0, inf)")
-    b1: Number = hyperparameter(0.9, within="[0, 1)")
-    b2: Number = hyperparameter(0.99999, within="[0, 1)")
-    hessian_init: Number = hyperparameter(1.0, within="(0, inf)")
-    weight_decay: Number = hyperparameter(1e-4, within="(0, inf)")
-    clip_radius: OptionalNumber = hyperparameter(None, within="(0, inf)", optional=True)
+    ess: fields.Number = fields.hyperparameter(within="(0, inf)")
+    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
+    b2: fields.Number = fields.hyperparameter(0.99999, within="[0, 1)")
+    hessian_init: fields.Number = fields.hyperparameter(1.0, within="(0, inf)")
+    weight_decay: fields.Number = fields.hyperparameter(1e-4, within="(0, inf)")
+    clip_radius: fields.OptionalNumber = fields.hyperparameter(
+        None, within="(0, inf)", optional=True
+    )
     key: Any = key_field(default=0)
 
     needs: ClassVar[tuple[str, ...]] = ("params",)

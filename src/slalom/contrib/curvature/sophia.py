@@ -9,26 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree, UInt32
 
-from ... import tree
-from ..._core.fields.declare import (
-    Hyperparameter,
-    Number,
-    OptionalNumber,
-    choice_field,
-    count_field,
-    dtype_field,
-    hyperparameter,
-)
+from ... import fields, tree
 from ..._core.fields.keys import AbstractKeyed, key_field
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.transform import AbstractTransform, missing
-from ..._core.state.marks import param_like, per_leaf
 from ..._core.text.advice import advise_keywords
 from ...rules.momentum.momentum import first_moment
 from ...rules.shaping.decay import decayed_descent
 from ...tree.paths import leaf_paths
-from ...tree.types import Params, Updates
+from ...tree.types import Hyperparameter, Params, Updates
 from ...where.resolve import WhereLike
 
 
@@ -37,10 +27,10 @@ class ScaleBySophiaState(eqx.Module):
 
     key: UInt32[Array, "*words"]
     """The raw data of the key for the next estimate."""
-    age: Int[Array, "*leaves"] = per_leaf()
-    mu: PyTree[Inexact[Array, "..."]] = param_like()
+    age: Int[Array, "*leaves"] = fields.per_leaf()
+    mu: PyTree[Inexact[Array, "..."]] = fields.param_like()
     # Exact, because a small curvature that is rounded to 0 makes the largest update.
-    hessian: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    hessian: PyTree[Inexact[Array, "..."]] = fields.param_like("exact")
     """The mean of the estimates of the diagonal of the Hessian, which may be negative."""
 
 
@@ -86,15 +76,17 @@ class ScaleBySophia(AbstractKeyed, AbstractTransform[ScaleBySophiaState]):
         Pre-training](https://arxiv.org/abs/2305.14342), 2023"
     """
 
-    b1: Number = hyperparameter(0.965, within="[0, 1)")
-    b2: Number = hyperparameter(0.99, within="[0, 1)")
-    eps: Number = hyperparameter(1e-8, within="(0, inf)")
-    gamma: Number = hyperparameter(0.01, within="[0, inf)")
-    clip_threshold: OptionalNumber = hyperparameter(1.0, within="(0, inf)", optional=True)
-    update_interval: int = count_field(10)
-    estimator: str = choice_field("hutchinson", "gauss_newton_bartlett")
+    b1: fields.Number = fields.hyperparameter(0.965, within="[0, 1)")
+    b2: fields.Number = fields.hyperparameter(0.99, within="[0, 1)")
+    eps: fields.Number = fields.hyperparameter(1e-8, within="(0, inf)")
+    gamma: fields.Number = fields.hyperparameter(0.01, within="[0, inf)")
+    clip_threshold: fields.OptionalNumber = fields.hyperparameter(
+        1.0, within="(0, inf)", optional=True
+    )
+    update_interval: int = fields.count_field(10)
+    estimator: str = fields.choice_field("hutchinson", "gauss_newton_bartlett")
     key: Any = key_field(default=0)
-    mu_dtype: np.dtype | None = dtype_field()
+    mu_dtype: np.dtype | None = fields.dtype_field()
 
     @property
     def needs(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]  # depends on a field

@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from ... import tree
+from ... import fields, tree
 from ..._core.engine.matrices import matrices_or_none, refuse_unequal
-from ..._core.fields.declare import Number
 from ..._core.protocol.transform import State
 from ...rules.adaptive._adam import AbstractMoments
 from ...tree.types import Params
@@ -16,7 +15,7 @@ from ...where.layout import Matrix, layouts
 
 
 class _AbstractProjectedFields:
-    eps: Number
+    eps: fields.Number
 
 
 class AbstractProjectedAdam(AbstractMoments[State], _AbstractProjectedFields):

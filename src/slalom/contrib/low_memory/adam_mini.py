@@ -8,24 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
-from ... import tree
-from ..._core.fields.declare import (
-    Hyperparameter,
-    Number,
-    dtype_field,
-    hyperparameter,
-    layout_field,
-)
+from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import param_like, per_leaf, per_param
 from ..._core.text.advice import advise_keywords
 from ...rules._layout import block_counts, warn_guessed
 from ...rules.adaptive._adam import AbstractMoments
 from ...rules.momentum.momentum import first_moment
 from ...rules.shaping.decay import decayed_descent
 from ...tree.paths import leaf_paths
-from ...tree.types import Params
+from ...tree.types import Hyperparameter, Params
 from ...where.layout import LayoutLike
 from ...where.resolve import WhereLike
 
@@ -33,9 +25,9 @@ from ...where.resolve import WhereLike
 class ScaleByAdamMiniState(eqx.Module):
     """The state of `ScaleByAdamMini`."""
 
-    age: Int[Array, "*leaves"] = per_leaf()
-    mu: PyTree[Inexact[Array, "..."]] = param_like()
-    nu: PyTree[Float[Array, "..."]] = per_param(stored="reduced")
+    age: Int[Array, "*leaves"] = fields.per_leaf()
+    mu: PyTree[Inexact[Array, "..."]] = fields.param_like()
+    nu: PyTree[Float[Array, "..."]] = fields.per_param(stored="reduced")
     """At each leaf a tuple of the means of squares, with as many axes as the leaf: an entry for
     each block along each axis."""
 
@@ -74,11 +66,11 @@ class ScaleByAdamMini(AbstractMoments[ScaleByAdamMiniState]):
         More](https://arxiv.org/abs/2406.16793), 2024"
     """
 
-    b1: Number = hyperparameter(0.9, within="[0, 1)")
-    b2: Number = hyperparameter(0.999, within="[0, 1)")
-    eps: Number = hyperparameter(1e-8, within="[0, inf)")
-    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
-    layout: LayoutLike = layout_field()
+    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
+    b2: fields.Number = fields.hyperparameter(0.999, within="[0, 1)")
+    eps: fields.Number = fields.hyperparameter(1e-8, within="[0, inf)")
+    mu_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
+    layout: LayoutLike = fields.layout_field()
 
     over: ClassVar[str] = "leaf"
 

@@ -8,24 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
-from ... import tree
-from ..._core.fields.declare import (
-    Hyperparameter,
-    Number,
-    count_field,
-    dtype_field,
-    hyperparameter,
-    layout_field,
-)
+from ... import fields, tree
 from ..._core.fields.keys import AbstractKeyed, key_field
 from ..._core.protocol.chain import chain
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import per_leaf, per_param
 from ..._core.text.advice import advise_keywords
 from ...rules.momentum.momentum import first_moment
 from ...rules.shaping.decay import decayed_descent
 from ...tree.dtypes import sum_dtype
-from ...tree.types import Params
+from ...tree.types import Hyperparameter, Params
 from ...where.layout import LayoutLike
 from ...where.resolve import WhereLike
 from ._low_rank import AbstractProjectedAdam, WideMatrix, wide_matrices
@@ -34,10 +25,10 @@ from ._low_rank import AbstractProjectedAdam, WideMatrix, wide_matrices
 class ScaleByApolloState(eqx.Module):
     """The state of `ScaleByApollo`."""
 
-    age: Int[Array, "*leaves"] = per_leaf()
-    mu: PyTree[Inexact[Array, "..."]] = per_param()
-    nu: PyTree[Float[Array, "..."]] = per_param()
-    norm: PyTree[Float[Array, "..."]] = per_param()
+    age: Int[Array, "*leaves"] = fields.per_leaf()
+    mu: PyTree[Inexact[Array, "..."]] = fields.per_param()
+    nu: PyTree[Float[Array, "..."]] = fields.per_param()
+    norm: PyTree[Float[Array, "..."]] = fields.per_param()
     """At each matrix a tuple of the norm of its last update, at other arrays an empty tuple."""
 
 
@@ -76,17 +67,17 @@ class ScaleByApollo(AbstractKeyed, AbstractProjectedAdam[ScaleByApolloState]):
         Performance](https://arxiv.org/abs/2412.05270), 2024"
     """
 
-    rank: int = count_field(256)
-    update_proj_gap: int = count_field(200)
-    scale: Number = hyperparameter(1.0)
+    rank: int = fields.count_field(256)
+    update_proj_gap: int = fields.count_field(200)
+    scale: fields.Number = fields.hyperparameter(1.0)
     per_tensor: bool = eqx.field(default=False, static=True)
     key: Any = key_field(default=0)
-    b1: Number = hyperparameter(0.9, within="[0, 1)", kw_only=True)
-    b2: Number = hyperparameter(0.999, within="[0, 1)", kw_only=True)
-    eps: Number = hyperparameter(1e-6, within="[0, inf)", kw_only=True)
-    max_growth: Number = hyperparameter(1.01, within="[1, inf]", kw_only=True)
-    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
-    layout: LayoutLike = layout_field()
+    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)", kw_only=True)
+    b2: fields.Number = fields.hyperparameter(0.999, within="[0, 1)", kw_only=True)
+    eps: fields.Number = fields.hyperparameter(1e-6, within="[0, inf)", kw_only=True)
+    max_growth: fields.Number = fields.hyperparameter(1.01, within="[1, inf]", kw_only=True)
+    mu_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
+    layout: LayoutLike = fields.layout_field()
 
     over: ClassVar[str] = "leaf"
 

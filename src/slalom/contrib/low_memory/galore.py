@@ -8,23 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
-from ... import tree
-from ..._core.fields.declare import (
-    Hyperparameter,
-    Number,
-    count_field,
-    dtype_field,
-    hyperparameter,
-    layout_field,
-)
+from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import per_leaf, per_param
 from ..._core.text.advice import advise_keywords
 from ...rules.matrices._products import adjoint
 from ...rules.momentum.momentum import first_moment
 from ...rules.shaping.decay import decayed_descent
-from ...tree.types import Params
+from ...tree.types import Hyperparameter, Params
 from ...where.layout import LayoutLike
 from ...where.resolve import WhereLike
 from ._low_rank import AbstractProjectedAdam, wide_matrices
@@ -33,11 +24,11 @@ from ._low_rank import AbstractProjectedAdam, wide_matrices
 class ScaleByGaloreState(eqx.Module):
     """The state of `ScaleByGalore`."""
 
-    age: Int[Array, "*leaves"] = per_leaf()
-    projector: PyTree[Inexact[Array, "..."]] = per_param()
+    age: Int[Array, "*leaves"] = fields.per_leaf()
+    projector: PyTree[Inexact[Array, "..."]] = fields.per_param()
     """At each matrix a tuple of P, at other arrays an empty tuple."""
-    mu: PyTree[Inexact[Array, "..."]] = per_param()
-    nu: PyTree[Float[Array, "..."]] = per_param()
+    mu: PyTree[Inexact[Array, "..."]] = fields.per_param()
+    nu: PyTree[Float[Array, "..."]] = fields.per_param()
 
 
 class ScaleByGalore(AbstractProjectedAdam[ScaleByGaloreState]):
@@ -72,14 +63,14 @@ class ScaleByGalore(AbstractProjectedAdam[ScaleByGaloreState]):
         Projection](https://arxiv.org/abs/2403.03507), 2024"
     """
 
-    rank: int = count_field(128)
-    update_proj_gap: int = count_field(200)
-    scale: Number = hyperparameter(1.0)
-    b1: Number = hyperparameter(0.9, within="[0, 1)", kw_only=True)
-    b2: Number = hyperparameter(0.999, within="[0, 1)", kw_only=True)
-    eps: Number = hyperparameter(1e-8, within="[0, inf)", kw_only=True)
-    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
-    layout: LayoutLike = layout_field()
+    rank: int = fields.count_field(128)
+    update_proj_gap: int = fields.count_field(200)
+    scale: fields.Number = fields.hyperparameter(1.0)
+    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)", kw_only=True)
+    b2: fields.Number = fields.hyperparameter(0.999, within="[0, 1)", kw_only=True)
+    eps: fields.Number = fields.hyperparameter(1e-8, within="[0, inf)", kw_only=True)
+    mu_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
+    layout: LayoutLike = fields.layout_field()
 
     over: ClassVar[str] = "leaf"
     refreshes: ClassVar[tuple[str, ...]] = ("projector",)

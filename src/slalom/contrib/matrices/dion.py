@@ -10,21 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, PyTree
 
-from ... import tree
+from ... import fields, tree
 from ..._core.engine.matrices import matrices, matrices_or_none
-from ..._core.fields.declare import (
-    Hyperparameter,
-    Number,
-    dtype_field,
-    hyperparameter,
-    layout_field,
-)
 from ..._core.fields.keys import AbstractKeyed, key_field
 from ..._core.protocol.chain import chain
 from ..._core.protocol.parts import CHECK
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import param_like, per_param
 from ..._core.text.advice import advise_keywords
 from ...rules._layout import check_scale, scale_of, warn_guessed
 from ...rules.matrices._orthonormal import first_shift, products_and_factor
@@ -34,7 +26,7 @@ from ...rules.matrices.orthogonalize import _default_adam_rate
 from ...rules.momentum.momentum import first_moment
 from ...rules.shaping.scale import ScaleByLearningRate
 from ...tree.paths import leaf_paths
-from ...tree.types import Params
+from ...tree.types import Hyperparameter, Params
 from ...where.layout import LayoutLike, Matrix
 from ...where.resolve import WhereLike
 
@@ -49,9 +41,9 @@ def _check_fraction(name: str, value: Any) -> None:
 class ScaleByDionState(eqx.Module):
     """The state of `ScaleByDion`."""
 
-    mu: PyTree[Inexact[Array, "..."]] = param_like()
+    mu: PyTree[Inexact[Array, "..."]] = fields.param_like()
     """M, the sum of gradients after most of each update was removed."""
-    basis: PyTree[Inexact[Array, "_ _ _"]] = per_param()
+    basis: PyTree[Inexact[Array, "_ _ _"]] = fields.per_param()
     """Qᴴ of each matrix. Each device has all of it: divided along other axes than M, it would make
     XLA exchange M."""
 
@@ -108,11 +100,11 @@ class ScaleByDion(AbstractKeyed, AbstractRule[ScaleByDionState]):
     """
 
     rank_fraction: Any = eqx.field(default=0.25, static=True, metadata={CHECK: _check_fraction})
-    b1: Number = hyperparameter(0.95, within="[0, 1)")
+    b1: fields.Number = fields.hyperparameter(0.95, within="[0, 1)")
     scale: str | None = eqx.field(default="spectral", static=True, metadata={CHECK: check_scale})
-    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
+    mu_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
     key: Any = key_field(default=0, kw_only=True)
-    layout: LayoutLike = layout_field()
+    layout: LayoutLike = fields.layout_field()
 
     over: ClassVar[str] = "matrix"
 

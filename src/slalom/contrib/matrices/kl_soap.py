@@ -8,16 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, PyTree
 
-from ... import tree
-from ..._core.fields.declare import (
-    Number,
-    OptionalNumber,
-    count_field,
-    dtype_field,
-    hyperparameter,
-    layout_field,
-)
-from ..._core.state.marks import per_param
+from ... import fields, tree
 from ...rules.matrices._kronecker import (
     Frequency,
     bounded_entries,
@@ -38,7 +29,7 @@ _LEAST = 1 / 4000**2
 class ScaleByKlSoapState(AbstractInEigenbasisState):
     """The state of `ScaleByKlSoap`."""
 
-    variances: PyTree[Inexact[Array, "_ _"]] = per_param(spread=True)
+    variances: PyTree[Inexact[Array, "_ _"]] = fields.per_param(spread=True)
     """At each leaf a tuple of λ_L and λ_R."""
 
 
@@ -91,14 +82,14 @@ class ScaleByKlSoap(AbstractInEigenbasis[ScaleByKlSoapState]):
         3"
     """
 
-    b1: Number = hyperparameter(0.95, within="[0, 1)")
-    b2: Number = hyperparameter(0.9, within="[0, 1)")
-    eps: Number = hyperparameter(1e-8, within="[0, inf)")
+    b1: fields.Number = fields.hyperparameter(0.95, within="[0, 1)")
+    b2: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
+    eps: fields.Number = fields.hyperparameter(1e-8, within="[0, inf)")
     precondition_frequency: Frequency = frequency_field(1)
-    shampoo_beta: OptionalNumber = hyperparameter(None, within="[0, 1)")
-    max_size: int = count_field(10_000)
-    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
-    layout: LayoutLike = layout_field()
+    shampoo_beta: fields.OptionalNumber = fields.hyperparameter(None, within="[0, 1)")
+    max_size: int = fields.count_field(10_000)
+    mu_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
+    layout: LayoutLike = fields.layout_field()
 
     refreshes: ClassVar[tuple[str, ...]] = ("rotated_mu", "basis")
 

@@ -7,9 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
-from ... import tree
-from ..._core.fields.declare import Number, count_field, dtype_field, hyperparameter, layout_field
-from ..._core.state.marks import param_like, per_leaf, per_param, until_reset
+from ... import fields, tree
 from ...rules.matrices._kronecker import (
     AbstractRefreshed,
     Frequency,
@@ -31,17 +29,17 @@ from ...where.layout import LayoutLike
 class ScaleBySplusState(eqx.Module):
     """The state of `ScaleBySplus`."""
 
-    age: Int[Array, "*leaves"] = per_leaf()
-    since: Int[Array, ""] = until_reset()
+    age: Int[Array, "*leaves"] = fields.per_leaf()
+    since: Int[Array, ""] = fields.until_reset()
     """The number of steps since the last refresh."""
-    mu: PyTree[Inexact[Array, "..."]] = param_like()
+    mu: PyTree[Inexact[Array, "..."]] = fields.param_like()
     """The mean of gradients."""
-    statistics: PyTree[Inexact[Array, "_ _ _"]] = per_param(spread=True)
+    statistics: PyTree[Inexact[Array, "_ _ _"]] = fields.per_param(spread=True)
     """A tuple of L and R for each leaf, divided by the square of `unit`. Sides that are too long
     have none."""
-    unit: PyTree[Float[Array, " matrices"]] = per_param()
+    unit: PyTree[Float[Array, " matrices"]] = fields.per_param()
     """A power of 2 near the largest entry of all gradients, so that squares do not underflow."""
-    basis: PyTree[Inexact[Array, "_ _ _"]] = per_param(spread=True)
+    basis: PyTree[Inexact[Array, "_ _ _"]] = fields.per_param(spread=True)
     """At each leaf a tuple of Q_L and Q_R."""
 
 
@@ -92,12 +90,12 @@ class ScaleBySplus(AbstractRefreshed[ScaleBySplusState]):
         Training](https://arxiv.org/abs/2506.07254), 2025"
     """
 
-    b1: Number = hyperparameter(0.9, within="[0, 1)")
-    b2: Number = hyperparameter(0.999, within="[0, 1)")
+    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
+    b2: fields.Number = fields.hyperparameter(0.999, within="[0, 1)")
     precondition_frequency: Frequency = frequency_field(100)
-    max_size: int = count_field(10_000)
-    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
-    layout: LayoutLike = layout_field()
+    max_size: int = fields.count_field(10_000)
+    mu_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
+    layout: LayoutLike = fields.layout_field()
 
     over: ClassVar[str] = "matrix"
     refresh_before: ClassVar[str] = "advance"

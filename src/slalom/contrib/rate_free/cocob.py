@@ -6,31 +6,29 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, PyTree
 
-from ... import tree
-from ..._core.fields.declare import Hyperparameter, Number, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import param_like
 from ..._core.text.advice import advise_keywords
 from ...rules.shaping.decay import decayed
 from ...rules.shaping.scale import ScaleByLearningRate
-from ...tree.types import Params
+from ...tree.types import Hyperparameter, Params
 from ...where.resolve import WhereLike
 
 
 class ScaleByCocobState(eqx.Module):
     """The state of `ScaleByCocob`."""
 
-    init_params: PyTree[Inexact[Array, "..."]] = param_like("copy")
-    cumulative_gradients: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    init_params: PyTree[Inexact[Array, "..."]] = fields.param_like("copy")
+    cumulative_gradients: PyTree[Inexact[Array, "..."]] = fields.param_like("exact")
     """The sum of the negative gradients."""
-    scale: PyTree[Float[Array, "..."]] = param_like("exact")
+    scale: PyTree[Float[Array, "..."]] = fields.param_like("exact")
     """The largest absolute gradient."""
-    subgradients: PyTree[Float[Array, "..."]] = param_like("exact")
+    subgradients: PyTree[Float[Array, "..."]] = fields.param_like("exact")
     """The sum of the absolute gradients."""
-    reward: PyTree[Float[Array, "..."]] = param_like("exact")
+    reward: PyTree[Float[Array, "..."]] = fields.param_like("exact")
 
 
 class ScaleByCocob(AbstractRule[ScaleByCocobState]):
@@ -58,8 +56,8 @@ class ScaleByCocob(AbstractRule[ScaleByCocobState]):
         Betting](https://arxiv.org/abs/1705.07795), 2017"
     """
 
-    alpha: Number = hyperparameter(100.0, within="(0, inf)")
-    eps: Number = hyperparameter(1e-8, within="(0, inf)")
+    alpha: fields.Number = fields.hyperparameter(100.0, within="(0, inf)")
+    eps: fields.Number = fields.hyperparameter(1e-8, within="(0, inf)")
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
     update_sign: ClassVar[int | None] = -1

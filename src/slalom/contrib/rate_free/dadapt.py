@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from ... import tree
-from ..._core.fields.declare import Hyperparameter, Number, dtype_field, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.advice import advise_keywords
 from ...rules.rate_free._sums import (
@@ -18,7 +17,7 @@ from ...rules.rate_free._sums import (
     larger,
 )
 from ...rules.shaping.decay import where_field
-from ...tree.types import Params, Scalar
+from ...tree.types import Hyperparameter, Params, Scalar
 from ...where.resolve import Where, WhereLike
 
 
@@ -64,15 +63,15 @@ class ScaleByDAdaptAdam(AbstractEstimatingAdam[ScaleByDAdaptAdamState]):
         D-Adaptation](https://arxiv.org/abs/2301.07733), 2023"
     """
 
-    learning_rate: Number = hyperparameter(1.0, within="[0, inf)")
-    b1: Number = hyperparameter(0.9, within="[0, 1)")
-    b2: Number = hyperparameter(0.999, within="[0, 1)")
-    eps: Number = hyperparameter(1e-8, within="[0, inf)")
-    estim_lr0: Number = hyperparameter(1e-6, within="(0, inf)")
-    weight_decay: Number = hyperparameter(0.0, within="[0, inf)")
+    learning_rate: fields.Number = fields.hyperparameter(1.0, within="[0, inf)")
+    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
+    b2: fields.Number = fields.hyperparameter(0.999, within="[0, 1)")
+    eps: fields.Number = fields.hyperparameter(1e-8, within="[0, inf)")
+    estim_lr0: fields.Number = fields.hyperparameter(1e-6, within="(0, inf)")
+    weight_decay: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
     bias_correction: bool = eqx.field(default=True, static=True, kw_only=True)
     decay_where: Where | None = where_field()
-    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
+    mu_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
 
     def init(self, params: Params) -> ScaleByDAdaptAdamState:
         return ScaleByDAdaptAdamState(**self._fresh(params))

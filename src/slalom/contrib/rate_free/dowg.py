@@ -6,29 +6,27 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, PyTree
 
-from ... import tree
-from ..._core.fields.declare import Hyperparameter, Number, OptionalNumber, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import param_like, until_reset
 from ..._core.text.advice import advise_keywords
 from ...rules.rate_free._sums import bounded
 from ...rules.rate_free.dog import squares
 from ...rules.shaping.decay import decayed
 from ...rules.shaping.scale import ScaleByLearningRate
 from ...tree.dtypes import sum_dtype
-from ...tree.types import Params
+from ...tree.types import Hyperparameter, Params
 from ...where.resolve import WhereLike
 
 
 class ScaleByDowgState(eqx.Module):
     """The state of `ScaleByDowg`."""
 
-    estim_sq_dist: Float[Array, ""] = until_reset()
-    weighted_sq_norm_grads: Float[Array, ""] = until_reset()
-    init_params: PyTree[Inexact[Array, "..."]] = param_like("copy")
+    estim_sq_dist: Float[Array, ""] = fields.until_reset()
+    weighted_sq_norm_grads: Float[Array, ""] = fields.until_reset()
+    init_params: PyTree[Inexact[Array, "..."]] = fields.param_like("copy")
 
 
 class ScaleByDowg(AbstractRule[ScaleByDowgState]):
@@ -53,8 +51,8 @@ class ScaleByDowg(AbstractRule[ScaleByDowgState]):
     ??? cite "Khaled, Mishchenko & Jin, [DoWG Unleashed](https://arxiv.org/abs/2305.16284), 2023"
     """
 
-    init_estim_sq_dist: OptionalNumber = hyperparameter(None, within="(0, inf)")
-    eps: Number = hyperparameter(1e-4, within="(0, inf)")
+    init_estim_sq_dist: fields.OptionalNumber = fields.hyperparameter(None, within="(0, inf)")
+    eps: fields.Number = fields.hyperparameter(1e-4, within="(0, inf)")
 
     over: ClassVar[str] = "sums"
     needs: ClassVar[tuple[str, ...]] = ("params",)

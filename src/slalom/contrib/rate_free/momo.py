@@ -7,26 +7,24 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
-from ... import tree
-from ..._core.fields.declare import Hyperparameter, Number, dtype_field, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform, State
-from ..._core.state.marks import param_like, per_leaf, until_reset
 from ..._core.text.advice import advise_keywords
 from ...rules.momentum.momentum import first_moment
 from ...rules.rate_free._sums import bounded
 from ...rules.shaping.decay import decay_mask, where_field
 from ...tree.dtypes import sum_dtype
-from ...tree.types import Params, Scalar
+from ...tree.types import Hyperparameter, Params, Scalar
 from ...where.resolve import Where, WhereLike
 
 
 class _AbstractMomoFields:
     # Abstract variables would come first in the signature of a rule.
-    learning_rate: Number
-    lower_bound: Number
-    weight_decay: Number
+    learning_rate: fields.Number
+    lower_bound: fields.Number
+    weight_decay: fields.Number
     adapt_lower_bound: bool
     decay_where: Where | None
 
@@ -112,14 +110,14 @@ class _AbstractMomo(AbstractRule[State], _AbstractMomoFields):
 class _AbstractMomoState(eqx.Module):
     """The fields that the states of both rules share."""
 
-    age: Int[Array, "*leaves"] = per_leaf()
-    value: Float[Array, ""] = until_reset()
+    age: Int[Array, "*leaves"] = fields.per_leaf()
+    value: Float[Array, ""] = fields.until_reset()
     """The mean of the losses."""
-    gamma: Float[Array, ""] = until_reset()
+    gamma: Float[Array, ""] = fields.until_reset()
     """The mean of the inner products of gradients and parameters."""
-    step_size: Float[Array, ""] = until_reset()
-    lower_bound: Float[Array, ""] | None = until_reset()
-    mu: PyTree[Inexact[Array, "..."]] = param_like()
+    step_size: Float[Array, ""] = fields.until_reset()
+    lower_bound: Float[Array, ""] | None = fields.until_reset()
+    mu: PyTree[Inexact[Array, "..."]] = fields.param_like()
 
 
 class ScaleByMomoState(_AbstractMomoState):
@@ -160,13 +158,13 @@ class ScaleByMomo(_AbstractMomo[ScaleByMomoState]):
         Rates](https://arxiv.org/abs/2305.07583), 2023"
     """
 
-    learning_rate: Number = hyperparameter(1.0, within="[0, inf)")
-    b1: Number = hyperparameter(0.9, within="[0, 1)")
-    lower_bound: Number = hyperparameter(0.0)
-    weight_decay: Number = hyperparameter(0.0, within="[0, inf)")
+    learning_rate: fields.Number = fields.hyperparameter(1.0, within="[0, inf)")
+    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
+    lower_bound: fields.Number = fields.hyperparameter(0.0)
+    weight_decay: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
     adapt_lower_bound: bool = eqx.field(default=False, static=True)
     decay_where: Where | None = where_field()
-    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
+    mu_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
 
     def init(self, params: Params) -> ScaleByMomoState:
         return ScaleByMomoState(
@@ -198,7 +196,7 @@ class ScaleByMomo(_AbstractMomo[ScaleByMomoState]):
 class ScaleByMomoAdamState(_AbstractMomoState):
     """The state of `ScaleByMomoAdam`."""
 
-    nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
+    nu: PyTree[Inexact[Array, "..."]] = fields.param_like("nonnegative")
 
 
 class ScaleByMomoAdam(_AbstractMomo[ScaleByMomoAdamState]):
@@ -228,15 +226,15 @@ class ScaleByMomoAdam(_AbstractMomo[ScaleByMomoAdamState]):
         Rates](https://arxiv.org/abs/2305.07583), 2023"
     """
 
-    learning_rate: Number = hyperparameter(1e-2, within="[0, inf)")
-    b1: Number = hyperparameter(0.9, within="[0, 1)")
-    b2: Number = hyperparameter(0.999, within="[0, 1)")
-    eps: Number = hyperparameter(1e-8, within="[0, inf)")
-    lower_bound: Number = hyperparameter(0.0)
-    weight_decay: Number = hyperparameter(0.0, within="[0, inf)")
+    learning_rate: fields.Number = fields.hyperparameter(1e-2, within="[0, inf)")
+    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
+    b2: fields.Number = fields.hyperparameter(0.999, within="[0, 1)")
+    eps: fields.Number = fields.hyperparameter(1e-8, within="[0, inf)")
+    lower_bound: fields.Number = fields.hyperparameter(0.0)
+    weight_decay: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
     adapt_lower_bound: bool = eqx.field(default=False, static=True)
     decay_where: Where | None = where_field()
-    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
+    mu_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
 
     def init(self, params: Params) -> ScaleByMomoAdamState:
         return ScaleByMomoAdamState(

@@ -7,11 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree, Real
 
-from ... import tree
-from ..._core.fields.declare import Number, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.context import Context
 from ..._core.protocol.per_example import AbstractPerExampleTransform
-from ..._core.state.marks import until_reset
 from ...rules.rate_free._sums import number
 from ...tree.dtypes import as_float, sum_dtype
 from ...tree.means import moved
@@ -21,10 +19,10 @@ from ...tree.types import Gradients, Params, Updates
 class MeasureGradientNoiseState(eqx.Module):
     """The state of `MeasureGradientNoise`."""
 
-    age: Int[Array, ""] = until_reset()
-    squared_norm: Float[Array, ""] = until_reset()
+    age: Int[Array, ""] = fields.until_reset()
+    squared_norm: Float[Array, ""] = fields.until_reset()
     """The mean of the estimates of ‖G‖²."""
-    variance: Float[Array, ""] = until_reset()
+    variance: Float[Array, ""] = fields.until_reset()
     """The mean of the estimates of tr Σ."""
 
 
@@ -55,7 +53,7 @@ class MeasureGradientNoise(AbstractPerExampleTransform):
         Training](https://arxiv.org/abs/1812.06162), 2018"
     """
 
-    decay: Number = hyperparameter(0.99, within="[0, 1)")
+    decay: fields.Number = fields.hyperparameter(0.99, within="[0, 1)")
 
     def init(self, params: Params) -> MeasureGradientNoiseState:
         tree.check_inexact(params)

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from ... import tree
-from ..._core.fields.declare import Number, count_field, hyperparameter, layout_field
+from ... import fields, tree
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import CHECK
 from ..._core.protocol.stateless import AbstractStatelessTransform
@@ -139,13 +138,13 @@ class QKClip(AbstractStatelessTransform):
     ??? cite "Kimi Team, [Kimi K2](https://arxiv.org/abs/2507.20534), 2025"
     """
 
-    threshold: Number = hyperparameter(100.0, within="(0, inf)")
-    heads: int = count_field(kw_only=True)
+    threshold: fields.Number = fields.hyperparameter(100.0, within="(0, inf)")
+    heads: int = fields.count_field(kw_only=True)
     where: Mapping[Any, str] | Where = eqx.field(
         static=True, kw_only=True, converter=as_layout, metadata={CHECK: _check_roles}
     )
-    alpha: Number = hyperparameter(0.5, within="[0, 1]", kw_only=True)
-    layout: LayoutLike = layout_field()
+    alpha: fields.Number = fields.hyperparameter(0.5, within="[0, 1]", kw_only=True)
+    layout: LayoutLike = fields.layout_field()
 
     needs: ClassVar[tuple[str, ...]] = ("params", "max_logits")
     constrains: ClassVar[bool] = True

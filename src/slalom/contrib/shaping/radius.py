@@ -5,9 +5,8 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact
 
-from ... import tree
+from ... import fields, tree
 from ..._core.engine.matrices import matrices
-from ..._core.fields.declare import Number, choice_field, hyperparameter, layout_field
 from ..._core.protocol.rule import AbstractRule
 from ...rules.matrices._newton_schulz import divided_by_norm
 from ...tree.types import Params
@@ -45,9 +44,9 @@ class UpdateFloor(_AbstractOfMatrices):
         track 3"
     """
 
-    ratio: Number = hyperparameter(within="[0, inf)")
-    per: str = choice_field("row", "matrix", kw_only=True)
-    layout: LayoutLike = layout_field()
+    ratio: fields.Number = fields.hyperparameter(within="[0, inf)")
+    per: str = fields.choice_field("row", "matrix", kw_only=True)
+    layout: LayoutLike = fields.layout_field()
 
     def direction(self, g, leaf):
         axes = (-1,) if self.per == "row" else (-2, -1)
@@ -73,8 +72,8 @@ class RadialBrake(_AbstractOfMatrices):
         track 3"
     """
 
-    strength: Number = hyperparameter(0.5, within="[0, 1]")
-    layout: LayoutLike = layout_field()
+    strength: fields.Number = fields.hyperparameter(0.5, within="[0, 1]")
+    layout: LayoutLike = fields.layout_field()
 
     def direction(self, g, leaf):
         unit, _ = _unit_and_norm(self.p, (-2, -1))
@@ -109,7 +108,7 @@ class PinRadius(_AbstractOfMatrices):
 
     constrains: ClassVar[bool] = True
 
-    layout: LayoutLike = layout_field()
+    layout: LayoutLike = fields.layout_field()
 
     def direction(self, g, leaf):
         before, radius = _unit_and_norm(self.p, (-2, -1))

@@ -6,11 +6,9 @@ from typing import Any, ClassVar
 import equinox as eqx
 from jaxtyping import Array, Inexact, Int, PyTree
 
-from ... import tree
-from ..._core.fields.declare import Number
+from ... import fields, tree
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import State
-from ..._core.state.marks import param_like, per_leaf
 from ...tree.types import Params
 from ..momentum.momentum import first_moment
 
@@ -18,17 +16,17 @@ from ..momentum.momentum import first_moment
 class ScaleByAdamState(eqx.Module):
     """The state of `ScaleByAdam` and its variants."""
 
-    age: Int[Array, "*leaves"] = per_leaf()
-    mu: PyTree[Inexact[Array, "..."]] = param_like()
-    nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
+    age: Int[Array, "*leaves"] = fields.per_leaf()
+    mu: PyTree[Inexact[Array, "..."]] = fields.param_like()
+    nu: PyTree[Inexact[Array, "..."]] = fields.param_like("nonnegative")
 
 
 class AbstractDecays:
     """The fields b1 and b2 of a rule, for type checkers."""
 
     # Abstract variables would come first in the signature of a rule.
-    b1: Number
-    b2: Number
+    b1: fields.Number
+    b2: fields.Number
 
 
 class AbstractMoments(AbstractRule[State], AbstractDecays):

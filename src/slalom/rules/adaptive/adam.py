@@ -5,11 +5,11 @@ from typing import Any
 import equinox as eqx
 import numpy as np
 
-from ... import tree
-from ..._core.fields.declare import Hyperparameter, Number, dtype_field, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.advice import advise_keywords
+from ...tree.types import Hyperparameter
 from ...where.resolve import WhereLike
 from ..shaping.decay import decayed_descent
 from ..shaping.scale import ScaleByLearningRate
@@ -49,11 +49,11 @@ class ScaleByAdam(AbstractAdam):
         momentum into Adam, 2016"
     """
 
-    b1: Number = hyperparameter(0.9, within="[0, 1)")
-    b2: Number = hyperparameter(0.999, within="[0, 1)")
-    eps: Number = hyperparameter(1e-8, within="[0, inf)")
-    eps_root: Number = hyperparameter(0.0, within="[0, inf)")
-    mu_dtype: np.dtype | None = dtype_field()
+    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
+    b2: fields.Number = fields.hyperparameter(0.999, within="[0, 1)")
+    eps: fields.Number = fields.hyperparameter(1e-8, within="[0, inf)")
+    eps_root: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
+    mu_dtype: np.dtype | None = fields.dtype_field()
     nesterov: bool = eqx.field(default=False, static=True, kw_only=True)
 
     def begin(self, state):

@@ -7,14 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Real
 
-from ... import tree
-from ..._core.fields.declare import Hyperparameter, Number, dtype_field, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.advice import advise_keywords
 from ...tree.means import log_of_decay
-from ...tree.types import Params, Scalar
+from ...tree.types import Hyperparameter, Params, Scalar
 from ..momentum.momentum import first_moment
 from ..shaping.scale import ScaleByLearningRate
 from ._adam import AbstractAdam, ScaleByAdamState
@@ -38,10 +37,10 @@ class ScaleByBelief(AbstractAdam):
     ??? cite "Zhuang et al., [AdaBelief Optimizer](https://arxiv.org/abs/2010.07468), 2020"
     """
 
-    b1: Number = hyperparameter(0.9, within="[0, 1)")
-    b2: Number = hyperparameter(0.999, within="[0, 1)")
-    eps: Number = hyperparameter(1e-16, within="[0, inf)")
-    eps_root: Number = hyperparameter(1e-16, within="[0, inf)")
+    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
+    b2: fields.Number = fields.hyperparameter(0.999, within="[0, 1)")
+    eps: fields.Number = fields.hyperparameter(1e-16, within="[0, inf)")
+    eps_root: fields.Number = fields.hyperparameter(1e-16, within="[0, inf)")
     nesterov: bool = eqx.field(default=False, static=True, kw_only=True)
 
     wide_mean: ClassVar[bool] = True
@@ -84,12 +83,12 @@ class ScaleByYogi(AbstractAdam):
         2018"
     """
 
-    b1: Number = hyperparameter(0.9, within="[0, 1)")
-    b2: Number = hyperparameter(0.999, within="[0, 1)")
-    eps: Number = hyperparameter(1e-3, within="[0, inf)")
-    eps_root: Number = hyperparameter(0.0, within="[0, inf)")
-    initial_accumulator_value: Number = hyperparameter(1e-6, within="[0, inf)")
-    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
+    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
+    b2: fields.Number = fields.hyperparameter(0.999, within="[0, 1)")
+    eps: fields.Number = fields.hyperparameter(1e-3, within="[0, inf)")
+    eps_root: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
+    initial_accumulator_value: fields.Number = fields.hyperparameter(1e-6, within="[0, inf)")
+    mu_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
 
     def init(self, params: Params) -> ScaleByAdamState:
         start = self.at(Context(step=0)).initial_accumulator_value
@@ -138,13 +137,13 @@ class ScaleByRadam(AbstractAdam):
         Beyond](https://arxiv.org/abs/1908.03265), 2019"
     """
 
-    b1: Number = hyperparameter(0.9, within="[0, 1)")
-    b2: Number = hyperparameter(0.999, within="[0, 1)")
-    eps: Number = hyperparameter(1e-8, within="[0, inf)")
-    eps_root: Number = hyperparameter(0.0, within="[0, inf)")
-    threshold: Number = hyperparameter(5.0, within="[4, inf)")
+    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
+    b2: fields.Number = fields.hyperparameter(0.999, within="[0, 1)")
+    eps: fields.Number = fields.hyperparameter(1e-8, within="[0, inf)")
+    eps_root: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
+    threshold: fields.Number = fields.hyperparameter(5.0, within="[4, inf)")
     nesterov: bool = eqx.field(default=False, static=True, kw_only=True)
-    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
+    mu_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
 
     def begin(self, state):
         self._correct_biases(state, self.nesterov)

@@ -5,11 +5,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ... import tree
-from ..._core.fields.declare import Hyperparameter, Number, dtype_field, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.advice import advise_keywords
+from ...tree.types import Hyperparameter
 from ...where.resolve import WhereLike
 from ..shaping.decay import decayed_descent
 from ..shaping.scale import ScaleByLearningRate
@@ -33,10 +33,10 @@ class ScaleByAdamax(AbstractAdam):
     ??? cite "Kingma & Ba, [Adam](https://arxiv.org/abs/1412.6980), 2014"
     """
 
-    b1: Number = hyperparameter(0.9, within="[0, 1)")
-    b2: Number = hyperparameter(0.999, within="[0, 1)")
-    eps: Number = hyperparameter(1e-8, within="(0, inf)")
-    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
+    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
+    b2: fields.Number = fields.hyperparameter(0.999, within="[0, 1)")
+    eps: fields.Number = fields.hyperparameter(1e-8, within="(0, inf)")
+    mu_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
 
     def begin(self, state):
         age = state.age = tree.increment(state.age)

@@ -7,14 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree
 
-from ... import tree
-from ..._core.fields.declare import Hyperparameter, Number, dtype_field, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import param_like, per_leaf
 from ..._core.text.advice import advise_keywords
-from ...tree.types import Params
+from ...tree.types import Hyperparameter, Params
 from ...where.resolve import WhereLike
 from ..momentum.momentum import first_moment
 from ..shaping.decay import decayed_descent
@@ -23,11 +21,11 @@ from ..shaping.decay import decayed_descent
 class ScaleByAdanState(eqx.Module):
     """The state of `ScaleByAdan`."""
 
-    age: Int[Array, "*leaves"] = per_leaf()
-    m: PyTree[Inexact[Array, "..."]] = param_like()
-    v: PyTree[Inexact[Array, "..."]] = param_like()
-    n: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
-    g: PyTree[Inexact[Array, "..."]] = param_like()
+    age: Int[Array, "*leaves"] = fields.per_leaf()
+    m: PyTree[Inexact[Array, "..."]] = fields.param_like()
+    v: PyTree[Inexact[Array, "..."]] = fields.param_like()
+    n: PyTree[Inexact[Array, "..."]] = fields.param_like("nonnegative")
+    g: PyTree[Inexact[Array, "..."]] = fields.param_like()
 
 
 class ScaleByAdan(AbstractRule[ScaleByAdanState]):
@@ -55,12 +53,12 @@ class ScaleByAdan(AbstractRule[ScaleByAdanState]):
     ??? cite "Xie et al., [Adan](https://arxiv.org/abs/2208.06677), 2022"
     """
 
-    b1: Number = hyperparameter(0.98, within="[0, 1)")
-    b2: Number = hyperparameter(0.92, within="[0, 1)")
-    b3: Number = hyperparameter(0.99, within="[0, 1)")
-    eps: Number = hyperparameter(1e-8, within="[0, inf)")
-    eps_root: Number = hyperparameter(0.0, within="[0, inf)")
-    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
+    b1: fields.Number = fields.hyperparameter(0.98, within="[0, 1)")
+    b2: fields.Number = fields.hyperparameter(0.92, within="[0, 1)")
+    b3: fields.Number = fields.hyperparameter(0.99, within="[0, 1)")
+    eps: fields.Number = fields.hyperparameter(1e-8, within="[0, inf)")
+    eps_root: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
+    mu_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
 
     written_last: ClassVar[tuple[str, ...]] = ("g",)
 

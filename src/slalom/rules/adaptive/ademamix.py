@@ -6,14 +6,12 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree
 
-from ... import tree
-from ..._core.fields.declare import Hyperparameter, Number, dtype_field, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import param_like, per_leaf
 from ..._core.text.advice import advise_keywords
-from ...tree.types import Params
+from ...tree.types import Hyperparameter, Params
 from ...where.resolve import WhereLike
 from ..momentum.momentum import first_moment
 from ..shaping.decay import decayed_descent
@@ -22,10 +20,10 @@ from ..shaping.decay import decayed_descent
 class ScaleByAdemamixState(eqx.Module):
     """The state of `ScaleByAdemamix`."""
 
-    age: Int[Array, "*leaves"] = per_leaf()
-    m1: PyTree[Inexact[Array, "..."]] = param_like()
-    m2: PyTree[Inexact[Array, "..."]] = param_like("exact")
-    nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
+    age: Int[Array, "*leaves"] = fields.per_leaf()
+    m1: PyTree[Inexact[Array, "..."]] = fields.param_like()
+    m2: PyTree[Inexact[Array, "..."]] = fields.param_like("exact")
+    nu: PyTree[Inexact[Array, "..."]] = fields.param_like("nonnegative")
 
 
 class ScaleByAdemamix(AbstractRule[ScaleByAdemamixState]):
@@ -73,13 +71,13 @@ class ScaleByAdemamix(AbstractRule[ScaleByAdemamixState]):
         Older](https://arxiv.org/abs/2409.03137), 2024"
     """
 
-    b1: Number = hyperparameter(0.9, within="[0, 1)")
-    b2: Number = hyperparameter(0.999, within="[0, 1)")
-    b3: Number = hyperparameter(0.9999, within="[0, 1)")
-    alpha: Number = hyperparameter(6.0, within="[0, inf)")
-    eps: Number = hyperparameter(1e-8, within="[0, inf)")
-    eps_root: Number = hyperparameter(0.0, within="[0, inf)")
-    mu_dtype: np.dtype | None = dtype_field()
+    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
+    b2: fields.Number = fields.hyperparameter(0.999, within="[0, 1)")
+    b3: fields.Number = fields.hyperparameter(0.9999, within="[0, 1)")
+    alpha: fields.Number = fields.hyperparameter(6.0, within="[0, inf)")
+    eps: fields.Number = fields.hyperparameter(1e-8, within="[0, inf)")
+    eps_root: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
+    mu_dtype: np.dtype | None = fields.dtype_field()
 
     def init(self, params: Params) -> ScaleByAdemamixState:
         return ScaleByAdemamixState(

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Real
 
-from ... import tree
-from ..._core.fields.declare import Hyperparameter, Number, dtype_field, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.advice import advise_keywords
+from ...tree.types import Hyperparameter
 from ...where.resolve import WhereLike
 from ..shaping.decay import decayed_descent
 from ._adam import AbstractAdam
@@ -51,10 +51,10 @@ class ScaleByAdopt(AbstractAdam):
         Rate](https://arxiv.org/abs/2411.02853), 2024"
     """
 
-    b1: Number = hyperparameter(0.9, within="[0, 1)")
-    b2: Number = hyperparameter(0.9999, within="[0, 1)")
-    eps: Number = hyperparameter(1e-6, within="[0, inf)")
-    mu_dtype: np.dtype | None = dtype_field()
+    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
+    b2: fields.Number = fields.hyperparameter(0.9999, within="[0, 1)")
+    eps: fields.Number = fields.hyperparameter(1e-6, within="[0, inf)")
+    mu_dtype: np.dtype | None = fields.dtype_field()
     nesterov: bool = eqx.field(default=False, static=True, kw_only=True)
     use_clipping: bool = eqx.field(default=True, static=True, kw_only=True)
     clip_value_fn: Callable[[Any], Any] = eqx.field(default=_fourth_root, static=True, kw_only=True)

@@ -7,14 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree
 
-from ... import tree
-from ..._core.fields.declare import Hyperparameter, Number, dtype_field, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import param_like, per_leaf
 from ..._core.text.advice import advise_keywords
-from ...tree.types import Params
+from ...tree.types import Hyperparameter, Params
 from ..momentum.momentum import first_moment
 from ..shaping.scale import ScaleByLearningRate
 
@@ -22,10 +20,10 @@ from ..shaping.scale import ScaleByLearningRate
 class ScaleByAmsgradState(eqx.Module):
     """The state of `ScaleByAmsgrad`."""
 
-    age: Int[Array, "*leaves"] = per_leaf()
-    mu: PyTree[Inexact[Array, "..."]] = param_like()
-    nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
-    nu_max: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
+    age: Int[Array, "*leaves"] = fields.per_leaf()
+    mu: PyTree[Inexact[Array, "..."]] = fields.param_like()
+    nu: PyTree[Inexact[Array, "..."]] = fields.param_like("nonnegative")
+    nu_max: PyTree[Inexact[Array, "..."]] = fields.param_like("nonnegative")
 
 
 class ScaleByAmsgrad(AbstractRule[ScaleByAmsgradState]):
@@ -51,11 +49,11 @@ class ScaleByAmsgrad(AbstractRule[ScaleByAmsgradState]):
         Beyond](https://openreview.net/forum?id=ryQu7f-RZ), 2018"
     """
 
-    b1: Number = hyperparameter(0.9, within="[0, 1)")
-    b2: Number = hyperparameter(0.999, within="[0, 1)")
-    eps: Number = hyperparameter(1e-8, within="[0, inf)")
-    eps_root: Number = hyperparameter(0.0, within="[0, inf)")
-    mu_dtype: np.dtype | None = dtype_field()
+    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
+    b2: fields.Number = fields.hyperparameter(0.999, within="[0, 1)")
+    eps: fields.Number = fields.hyperparameter(1e-8, within="[0, inf)")
+    eps_root: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
+    mu_dtype: np.dtype | None = fields.dtype_field()
     bias_correction_mu: bool = eqx.field(default=True, static=True)
     bias_correction_nu: bool = eqx.field(default=True, static=True)
 

@@ -8,15 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
-from ... import tree
-from ..._core.fields.declare import Hyperparameter, Number, dtype_field, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import param_like, per_leaf
 from ..._core.text.advice import advise_keywords
 from ...tree.dtypes import sum_dtype
-from ...tree.types import Params
+from ...tree.types import Hyperparameter, Params
 from ...where.resolve import WhereLike, as_where
 from ..momentum.momentum import first_moment
 from ..shaping.scale import ScaleByLearningRate
@@ -25,9 +23,9 @@ from ..shaping.scale import ScaleByLearningRate
 class ScaleByNovogradState(eqx.Module):
     """The state of `ScaleByNovograd`."""
 
-    age: Int[Array, "*leaves"] = per_leaf()
-    nu: Float[Array, " leaves"] = per_leaf()
-    mu: PyTree[Inexact[Array, "..."]] = param_like()
+    age: Int[Array, "*leaves"] = fields.per_leaf()
+    nu: Float[Array, " leaves"] = fields.per_leaf()
+    mu: PyTree[Inexact[Array, "..."]] = fields.param_like()
 
 
 class ScaleByNovograd(AbstractRule[ScaleByNovogradState]):
@@ -52,12 +50,12 @@ class ScaleByNovograd(AbstractRule[ScaleByNovogradState]):
         Training of Deep Networks](https://arxiv.org/abs/1905.11286), 2019"
     """
 
-    b1: Number = hyperparameter(0.9, within="[0, 1)")
-    b2: Number = hyperparameter(0.25, within="[0, 1)")
-    eps: Number = hyperparameter(1e-8, within="[0, inf)")
-    eps_root: Number = hyperparameter(0.0, within="[0, inf)")
-    weight_decay: Number = hyperparameter(0.0, within="[0, inf)")
-    mu_dtype: np.dtype | None = dtype_field()
+    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
+    b2: fields.Number = fields.hyperparameter(0.25, within="[0, 1)")
+    eps: fields.Number = fields.hyperparameter(1e-8, within="[0, inf)")
+    eps_root: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
+    weight_decay: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
+    mu_dtype: np.dtype | None = fields.dtype_field()
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
 

@@ -6,14 +6,12 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Int, PyTree
 
-from ... import tree
-from ..._core.fields.declare import Hyperparameter, Number, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import param_like, per_leaf
 from ..._core.text.advice import advise_keywords
-from ...tree.types import Params
+from ...tree.types import Hyperparameter, Params
 from ..shaping.scale import ScaleByLearningRate
 from .adam import ScaleByAdam
 
@@ -21,8 +19,8 @@ from .adam import ScaleByAdam
 class ScaleByOptimisticGradientState(eqx.Module):
     """The state of `ScaleByOptimisticGradient`."""
 
-    age: Int[Array, "*leaves"] = per_leaf()
-    previous_gradient: PyTree[Inexact[Array, "..."]] = param_like()
+    age: Int[Array, "*leaves"] = fields.per_leaf()
+    previous_gradient: PyTree[Inexact[Array, "..."]] = fields.param_like()
 
 
 class ScaleByOptimisticGradient(AbstractRule[ScaleByOptimisticGradientState]):
@@ -42,8 +40,8 @@ class ScaleByOptimisticGradient(AbstractRule[ScaleByOptimisticGradientState]):
         Methods](https://arxiv.org/abs/1901.08511), 2019"
     """
 
-    alpha: Number = hyperparameter(1.0)
-    beta: Number = hyperparameter(1.0)
+    alpha: fields.Number = fields.hyperparameter(1.0)
+    beta: fields.Number = fields.hyperparameter(1.0)
 
     def init(self, params: Params) -> ScaleByOptimisticGradientState:
         return ScaleByOptimisticGradientState(

@@ -5,12 +5,12 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
-from ... import tree
-from ..._core.fields.declare import Hyperparameter, Number, dtype_field, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.advice import advise_keywords
 from ...tree.means import moved
+from ...tree.types import Hyperparameter
 from ...where.resolve import WhereLike, as_where
 from ..shaping.scale import ScaleByLearningRate
 from ._adam import AbstractAdam
@@ -42,12 +42,12 @@ class ScaleByStableAdam(AbstractAdam):
         models](https://arxiv.org/abs/2304.13013), 2023"
     """
 
-    b1: Number = hyperparameter(0.9, within="[0, 1)")
-    b2: Number = hyperparameter(0.99, within="[0, 1)")
-    eps: Number = hyperparameter(1e-8, within="[0, inf)")
-    weight_decay: Number = hyperparameter(0.0, within="[0, inf)")
-    clipping_threshold: Number = hyperparameter(1.0, within="(0, inf)")
-    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
+    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
+    b2: fields.Number = fields.hyperparameter(0.99, within="[0, 1)")
+    eps: fields.Number = fields.hyperparameter(1e-8, within="[0, inf)")
+    weight_decay: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
+    clipping_threshold: fields.Number = fields.hyperparameter(1.0, within="(0, inf)")
+    mu_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
 
     over: ClassVar[str] = "leaf"
     needs: ClassVar[tuple[str, ...]] = ("params",)

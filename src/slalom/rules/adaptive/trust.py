@@ -4,12 +4,12 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
-from ... import tree
-from ..._core.fields.declare import Hyperparameter, Number, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.advice import advise_keywords
+from ...tree.types import Hyperparameter
 from ...where.resolve import WhereLike
 from ..momentum.momentum import Trace
 from ..shaping.decay import decayed
@@ -36,9 +36,9 @@ class ScaleByTrustRatio(AbstractRule[None]):
         Networks](https://arxiv.org/abs/1708.03888), 2017"
     """
 
-    min_norm: Number = hyperparameter(0.0, within="[0, inf)")
-    trust_coefficient: Number = hyperparameter(1.0, within="[0, inf)")
-    eps: Number = hyperparameter(0.0, within="[0, inf)")
+    min_norm: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
+    trust_coefficient: fields.Number = fields.hyperparameter(1.0, within="[0, inf)")
+    eps: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
     keeps_zeros: ClassVar[bool] = True
@@ -65,7 +65,7 @@ class ScaleByParamBlockNorm(AbstractRule[None]):
     - `min_scale`: s, ≥ 0; lets a parameter leave zero.
     """
 
-    min_scale: Number = hyperparameter(1e-3, within="[0, inf)")
+    min_scale: fields.Number = fields.hyperparameter(1e-3, within="[0, inf)")
 
     over: ClassVar[str] = "leaf"
     needs: ClassVar[tuple[str, ...]] = ("params",)
@@ -87,7 +87,7 @@ class ScaleByParamBlockRms(AbstractRule[None]):
     ??? cite "Shazeer & Stern, [Adafactor](https://arxiv.org/abs/1804.04235), 2018"
     """
 
-    min_scale: Number = hyperparameter(1e-3, within="[0, inf)")
+    min_scale: fields.Number = fields.hyperparameter(1e-3, within="[0, inf)")
 
     over: ClassVar[str] = "leaf"
     needs: ClassVar[tuple[str, ...]] = ("params",)
@@ -113,7 +113,7 @@ class ScaleByFromage(AbstractRule[None]):
         learning](https://arxiv.org/abs/2002.03432), 2020"
     """
 
-    learning_rate: Number = hyperparameter()
+    learning_rate: fields.Number = fields.hyperparameter()
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
     update_sign: ClassVar[int | None] = -1

@@ -8,24 +8,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 
-from ... import tree
-from ..._core.fields.declare import (
-    Hyperparameter,
-    Number,
-    OptionalNumber,
-    choice_field,
-    hyperparameter,
-)
+from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.linearization import Linearization
 from ..._core.protocol.real_vectors import to_vector
 from ..._core.protocol.residuals import Residuals
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import param_like, per_leaf
 from ..._core.text.advice import advise_keywords
 from ...tree.dtypes import canonical_float
-from ...tree.types import Params, Scalar, Updates
+from ...tree.types import Hyperparameter, Params, Scalar, Updates
 from ..linesearch.backtracking import ScaleByBacktrackingLinesearch
 from ..shaping.clip import ClipByGlobalNorm
 from ..shaping.scale import Scale, ScaleByLearningRate
@@ -45,11 +37,11 @@ class ScaleByGaussNewtonState(eqx.Module):
     """The number of factorizations that failed in the last step."""
     stuck: Bool[Array, ""]
     """Whether the parameters had not moved since the step before the last one."""
-    age: Int[Array, "*leaves"] = per_leaf()
+    age: Int[Array, "*leaves"] = fields.per_leaf()
     """The number of updates of each parameter."""
-    params: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    params: PyTree[Inexact[Array, "..."]] = fields.param_like("exact")
     """The parameters of the last update."""
-    direction: PyTree[Inexact[Array, "..."]] | None = param_like("exact")
+    direction: PyTree[Inexact[Array, "..."]] | None = fields.param_like("exact")
     """φ; `None` without momentum."""
 
 
@@ -101,9 +93,9 @@ class ScaleByGaussNewton(AbstractTransform[ScaleByGaussNewtonState]):
         wavefunctions](https://arxiv.org/abs/2401.10190), 2024"
     """
 
-    damping: Number = hyperparameter(1e-3, within="[0, inf)")
-    momentum: OptionalNumber = hyperparameter(None, within="[0, 1)")
-    form: str = choice_field(*FORMS)
+    damping: fields.Number = fields.hyperparameter(1e-3, within="[0, inf)")
+    momentum: fields.OptionalNumber = fields.hyperparameter(None, within="[0, 1)")
+    form: str = fields.choice_field(*FORMS)
     solver: Any = solver_field()
     chunk: int | None = chunk_field()
 

@@ -8,16 +8,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
-from ... import tree
-from ..._core.fields.declare import Hyperparameter, count_field
+from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.real_vectors import from_vector, to_vector
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import param_like, per_leaf, per_param
 from ..._core.text.advice import advise_keywords
 from ...tree.dtypes import sum_dtype
-from ...tree.types import Params, Updates
+from ...tree.types import Hyperparameter, Params, Updates
 from ..linesearch.zoom import ScaleByZoomLinesearch
 from ..shaping.scale import Scale, ScaleByLearningRate
 from ._box import Box, Pairs, in_boxes, minimizer
@@ -34,17 +32,17 @@ class ScaleByLbfgsState(eqx.Module):
 
     count: Int[Array, ""]
     """The number of pairs stored since the memory was last empty."""
-    age: Int[Array, "*leaves"] = per_leaf()
+    age: Int[Array, "*leaves"] = fields.per_leaf()
     """The number of updates of each parameter."""
-    diff_params: PyTree[Inexact[Array, "memory ..."]] = per_param()
+    diff_params: PyTree[Inexact[Array, "memory ..."]] = fields.per_param()
     """sₖ of each pair."""
-    diff_updates: PyTree[Inexact[Array, "memory ..."]] = per_param()
+    diff_updates: PyTree[Inexact[Array, "memory ..."]] = fields.per_param()
     """yₖ of each pair."""
-    products: PyTree[Float[Array, " memory"]] = per_param()
+    products: PyTree[Float[Array, " memory"]] = fields.per_param()
     """The contribution of each parameter to ⟨sₖ, yₖ⟩ of each pair."""
-    params: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    params: PyTree[Inexact[Array, "..."]] = fields.param_like("exact")
     """The parameters of the last update."""
-    updates: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    updates: PyTree[Inexact[Array, "..."]] = fields.param_like("exact")
     """The gradients of the last update."""
 
 
@@ -88,7 +86,7 @@ class ScaleByLbfgs(AbstractTransform[ScaleByLbfgsState]):
         2011"
     """
 
-    memory_size: int = count_field(10)
+    memory_size: int = fields.count_field(10)
     scale_init_precond: bool = eqx.field(default=True, static=True)
 
     needs: ClassVar[tuple[str, ...]] = ("params",)

@@ -7,25 +7,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 
-from ... import tree
-from ..._core.fields.declare import (
-    Hyperparameter,
-    Number,
-    OptionalNumber,
-    choice_field,
-    count_field,
-    hyperparameter,
-)
+from ... import fields, tree
 from ..._core.protocol.context import Context
 from ..._core.protocol.linearization import Linearization
 from ..._core.protocol.parts import CHECK
 from ..._core.protocol.real_vectors import to_vector
 from ..._core.protocol.residuals import Residuals
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import param_like, per_leaf
 from ..._core.text.advice import advise_keywords
 from ...tree.dtypes import canonical_float
-from ...tree.types import Params, Scalar, Updates
+from ...tree.types import Hyperparameter, Params, Scalar, Updates
 from ._box import Box, in_boxes
 from ._fields import chunk_field, solver_field
 from ._model import Model
@@ -54,9 +45,9 @@ class ScaleByLevenbergMarquardtState(eqx.Module):
     """The number of tries that the last step rejected."""
     accepted: Bool[Array, ""]
     """Whether the last step changed the parameters."""
-    age: Int[Array, "*leaves"] = per_leaf()
+    age: Int[Array, "*leaves"] = fields.per_leaf()
     """The number of updates of each parameter."""
-    scale: PyTree[Inexact[Array, "..."]] | None = param_like("exact")
+    scale: PyTree[Inexact[Array, "..."]] | None = fields.param_like("exact")
     """D: the largest norm so far of each column of the Jacobian; `None` with `scaling=None`."""
 
 
@@ -126,13 +117,15 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
         least-squares minimization](https://arxiv.org/abs/1201.5885), 2012"
     """
 
-    damping: Number = hyperparameter(1e-3, within="(0, inf)")
+    damping: fields.Number = fields.hyperparameter(1e-3, within="(0, inf)")
     scaling: str | None = eqx.field(
         default=None, static=True, metadata={CHECK: lambda name, x: _check_scaling(name, x)}
     )
-    acceleration: OptionalNumber = hyperparameter(0.75, within="(0, inf)", optional=True)
-    max_tries: int = count_field(10)
-    form: str = choice_field(*FORMS)
+    acceleration: fields.OptionalNumber = fields.hyperparameter(
+        0.75, within="(0, inf)", optional=True
+    )
+    max_tries: int = fields.count_field(10)
+    form: str = fields.choice_field(*FORMS)
     solver: Any = solver_field()
     chunk: int | None = chunk_field()
 

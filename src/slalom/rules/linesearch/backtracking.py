@@ -7,10 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 
-from ... import tree
-from ..._core.fields.declare import Number, count_field, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.context import Context
-from ..._core.state.marks import param_like, per_leaf
 from ...tree.dtypes import canonical_float
 from ...tree.types import Params, Scalar, Updates
 from ._line import AbstractLinesearch, Line, line, next_guess, numbers, scale_or_zero, steepest
@@ -29,9 +27,9 @@ class ScaleByBacktrackingLinesearchState(eqx.Module):
     """The number of learning rates that were tried."""
     decrease_error: Float[Array, ""]
     """The amount by which the last learning rate missed the criterion."""
-    age: Int[Array, "*leaves"] = per_leaf()
+    age: Int[Array, "*leaves"] = fields.per_leaf()
     """The number of searches for each parameter; 0 means that `grad` is not known there."""
-    grad: PyTree[Inexact[Array, "..."]] | None = param_like("exact")
+    grad: PyTree[Inexact[Array, "..."]] | None = fields.param_like("exact")
     """The gradient at the new parameters; `None` unless `store_grad` is set."""
 
 
@@ -81,13 +79,13 @@ class ScaleByBacktrackingLinesearch(AbstractLinesearch):
         Gradient](https://arxiv.org/abs/1905.09997), 2019"
     """
 
-    max_backtracking_steps: int = count_field()
-    slope_rtol: Number = hyperparameter(1e-4, within="[0, 1)")
-    decrease_factor: Number = hyperparameter(0.8, within="(0, 1)")
-    increase_factor: Number = hyperparameter(1.5, within="[1, inf]")
-    max_learning_rate: Number = hyperparameter(1.0, within="(0, inf]")
-    atol: Number = hyperparameter(0.0, within="[0, inf)")
-    rtol: Number = hyperparameter(0.0, within="[0, inf)")
+    max_backtracking_steps: int = fields.count_field()
+    slope_rtol: fields.Number = fields.hyperparameter(1e-4, within="[0, 1)")
+    decrease_factor: fields.Number = fields.hyperparameter(0.8, within="(0, 1)")
+    increase_factor: fields.Number = fields.hyperparameter(1.5, within="[1, inf]")
+    max_learning_rate: fields.Number = fields.hyperparameter(1.0, within="(0, inf]")
+    atol: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
+    rtol: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
     store_grad: bool = eqx.field(default=False, static=True)
     verbose: bool = eqx.field(default=False, static=True)
 

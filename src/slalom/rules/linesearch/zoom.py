@@ -7,10 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 
-from ... import tree
-from ..._core.fields.declare import Number, OptionalNumber, count_field, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.context import Context
-from ..._core.state.marks import param_like, per_leaf
 from ...tree.dtypes import canonical_float
 from ...tree.types import Params, Scalar, Updates
 from ._line import AbstractLinesearch, Line, line, next_guess, numbers, scale_or_zero, steepest
@@ -31,9 +29,9 @@ class ScaleByZoomLinesearchState(eqx.Module):
     """The amount by which the accepted learning rate misses the first condition."""
     curvature_error: Float[Array, ""]
     """The amount by which the accepted learning rate misses the second condition."""
-    age: Int[Array, "*leaves"] = per_leaf()
+    age: Int[Array, "*leaves"] = fields.per_leaf()
     """The number of searches for each parameter; 0 means that `grad` is not known there."""
-    grad: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    grad: PyTree[Inexact[Array, "..."]] = fields.param_like("exact")
     """The gradient at the new parameters."""
 
 
@@ -113,14 +111,16 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
         method with guaranteed descent](https://doi.org/10.1145/1132973.1132979), 2006"
     """
 
-    max_linesearch_steps: int = count_field()
-    max_learning_rate: OptionalNumber = hyperparameter(None, within="(0, inf]")
-    tol: Number = hyperparameter(0.0, within="[0, inf)")
-    increase_factor: Number = hyperparameter(2.0, within="(1, inf)")
-    slope_rtol: Number = hyperparameter(1e-4, within="[0, 1)")
-    curv_rtol: Number = hyperparameter(0.9, within="[0, inf]")
-    approx_dec_rtol: OptionalNumber = hyperparameter(1e-6, within="[0, inf)", optional=True)
-    stepsize_precision: Number = hyperparameter(1e-5, within="[0, inf)")
+    max_linesearch_steps: int = fields.count_field()
+    max_learning_rate: fields.OptionalNumber = fields.hyperparameter(None, within="(0, inf]")
+    tol: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
+    increase_factor: fields.Number = fields.hyperparameter(2.0, within="(1, inf)")
+    slope_rtol: fields.Number = fields.hyperparameter(1e-4, within="[0, 1)")
+    curv_rtol: fields.Number = fields.hyperparameter(0.9, within="[0, inf]")
+    approx_dec_rtol: fields.OptionalNumber = fields.hyperparameter(
+        1e-6, within="[0, inf)", optional=True
+    )
+    stepsize_precision: fields.Number = fields.hyperparameter(1e-5, within="[0, inf)")
     initial_guess_strategy: str = eqx.field(default="keep", static=True)
     verbose: bool = eqx.field(default=False, static=True)
 

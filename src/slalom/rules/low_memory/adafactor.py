@@ -9,22 +9,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, PyTree, Real
 
-from ... import tree
-from ..._core.fields.declare import (
-    Hyperparameter,
-    Number,
-    OptionalNumber,
-    count_field,
-    hyperparameter,
-    layout_field,
-)
+from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import per_leaf, per_param
 from ..._core.text.advice import advise_keywords
 from ...tree.means import moved
-from ...tree.types import Params, Scalar
+from ...tree.types import Hyperparameter, Params, Scalar
 from ...where.layout import LayoutLike
 from ...where.resolve import WhereLike
 from .._layout import factored_axes
@@ -43,8 +34,8 @@ def _power_decay(step: Real[Array, "*leaves"], decay_rate: Scalar) -> Real[Array
 class ScaleByFactoredRmsState(eqx.Module):
     """The state of `ScaleByFactoredRms`."""
 
-    age: Int[Array, "*leaves"] = per_leaf()
-    nu: PyTree[Float[Array, "..."]] = per_param(stored="reduced")
+    age: Int[Array, "*leaves"] = fields.per_leaf()
+    nu: PyTree[Float[Array, "..."]] = fields.per_param(stored="reduced")
     """At each factored leaf the row and column means, of size 1 along the averaged axis, in the
     order of the axes; at each other leaf a tuple of the one mean of squares."""
 
@@ -88,13 +79,13 @@ class ScaleByFactoredRms(AbstractRule[ScaleByFactoredRmsState]):
     """
 
     factored: bool = eqx.field(default=True, static=True)
-    decay_rate: Number = hyperparameter(0.8, within="[0, 1]")
-    step_offset: Number = hyperparameter(0.0, within="[0, inf)")
-    min_dim_size_to_factor: int = count_field(128)
-    eps: Number = hyperparameter(1e-30, within="(0, inf)")
+    decay_rate: fields.Number = fields.hyperparameter(0.8, within="[0, 1]")
+    step_offset: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
+    min_dim_size_to_factor: int = fields.count_field(128)
+    eps: fields.Number = fields.hyperparameter(1e-30, within="(0, inf)")
     decay_rate_fn: Callable[..., Any] = eqx.field(default=_power_decay, static=True)
-    clipping_threshold: OptionalNumber = hyperparameter(None, within="[0, inf]")
-    layout: LayoutLike = layout_field()
+    clipping_threshold: fields.OptionalNumber = fields.hyperparameter(None, within="[0, inf]")
+    layout: LayoutLike = fields.layout_field()
 
     over: ClassVar[str] = "leaf"
     keeps_zeros: ClassVar[bool] = True

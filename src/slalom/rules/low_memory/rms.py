@@ -6,16 +6,14 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Int, PyTree
 
-from ... import tree
-from ..._core.fields.declare import Hyperparameter, Number, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import param_like, per_leaf
 from ..._core.text.advice import advise_keywords
 from ...tree.means import moved
-from ...tree.types import Params, Scalar
+from ...tree.types import Hyperparameter, Params, Scalar
 from ..momentum.momentum import momentum_if_any
 from ..shaping.scale import ScaleByLearningRate
 
@@ -23,9 +21,9 @@ from ..shaping.scale import ScaleByLearningRate
 class ScaleByRmsState(eqx.Module):
     """The state of `ScaleByRms`."""
 
-    age: Int[Array, "*leaves"] | None = per_leaf()
+    age: Int[Array, "*leaves"] | None = fields.per_leaf()
     """`None` unless `bias_correction` is set."""
-    nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
+    nu: PyTree[Inexact[Array, "..."]] = fields.param_like("nonnegative")
 
 
 class ScaleByRms(AbstractRule[ScaleByRmsState]):
@@ -45,9 +43,9 @@ class ScaleByRms(AbstractRule[ScaleByRmsState]):
     ??? cite "Tieleman & Hinton, Lecture 6.5 of Neural Networks for Machine Learning, 2012"
     """
 
-    decay: Number = hyperparameter(0.9, within="[0, 1)")
-    eps: Number = hyperparameter(1e-8, within="[0, inf)")
-    initial_scale: Number = hyperparameter(0.0, within="[0, inf)")
+    decay: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
+    eps: fields.Number = fields.hyperparameter(1e-8, within="[0, inf)")
+    initial_scale: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
     eps_in_sqrt: bool = eqx.field(default=True, static=True)
     bias_correction: bool = eqx.field(default=False, static=True)
 
@@ -77,11 +75,11 @@ class ScaleByRms(AbstractRule[ScaleByRmsState]):
 class ScaleByStddevState(eqx.Module):
     """The state of `ScaleByStddev`."""
 
-    age: Int[Array, "*leaves"] | None = per_leaf()
+    age: Int[Array, "*leaves"] | None = fields.per_leaf()
     """`None` unless `bias_correction` is set."""
-    mu: PyTree[Inexact[Array, "..."]] = param_like()
+    mu: PyTree[Inexact[Array, "..."]] = fields.param_like()
     """The mean, after bias correction if there is one."""
-    nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
+    nu: PyTree[Inexact[Array, "..."]] = fields.param_like("nonnegative")
     """The variance, after bias correction if there is one."""
 
 
@@ -113,9 +111,9 @@ class ScaleByStddev(AbstractRule[ScaleByStddevState]):
         weighted mean and variance, 2009"
     """
 
-    decay: Number = hyperparameter(0.9, within="[0, 1)")
-    eps: Number = hyperparameter(1e-8, within="[0, inf)")
-    initial_scale: Number = hyperparameter(0.0, within="[0, inf)")
+    decay: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
+    eps: fields.Number = fields.hyperparameter(1e-8, within="[0, inf)")
+    initial_scale: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
     eps_in_sqrt: bool = eqx.field(default=True, static=True)
     bias_correction: bool = eqx.field(default=False, static=True)
 

@@ -9,14 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Inexact, PyTree
 
-from ... import tree
-from ..._core.fields.declare import Hyperparameter, Number, dtype_field, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import param_like, per_param
 from ..._core.text.advice import advise_keywords
-from ...tree.types import Params
+from ...tree.types import Hyperparameter, Params
 from ..momentum.accumulate import divide_by_root
 from ..momentum.momentum import first_moment
 from ..shaping.scale import ScaleByLearningRate
@@ -25,9 +23,9 @@ from ..shaping.scale import ScaleByLearningRate
 class ScaleBySm3State(eqx.Module):
     """The state of `ScaleBySm3`."""
 
-    accumulators: PyTree[Float[Array, "..."]] = per_param(stored="reduced")
+    accumulators: PyTree[Float[Array, "..."]] = fields.per_param(stored="reduced")
     """At each leaf one accumulator per axis, of size 1 along the others."""
-    mu: PyTree[Inexact[Array, "..."]] = param_like()
+    mu: PyTree[Inexact[Array, "..."]] = fields.param_like()
 
 
 class ScaleBySm3(AbstractRule[ScaleBySm3State]):
@@ -50,10 +48,10 @@ class ScaleBySm3(AbstractRule[ScaleBySm3State]):
         Optimization](https://arxiv.org/abs/1901.11150), 2019"
     """
 
-    b1: Number = hyperparameter(0.9, within="[0, 1)")
-    b2: Number = hyperparameter(1.0, within="[0, 1]")
-    eps: Number = hyperparameter(1e-8, within="[0, inf)")
-    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
+    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
+    b2: fields.Number = fields.hyperparameter(1.0, within="[0, 1]")
+    eps: fields.Number = fields.hyperparameter(1e-8, within="[0, inf)")
+    mu_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
 
     over: ClassVar[str] = "leaf"
 

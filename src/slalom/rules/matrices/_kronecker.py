@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Inexact, Int
 
-from ... import tree
+from ... import fields, tree
 from ..._core.engine.matrices import matrices_or_none
-from ..._core.fields.declare import Number, count_or_schedule
+from ..._core.fields.declare import count_or_schedule
 from ..._core.fields.schedule import AbstractSchedule, count_at
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
@@ -29,7 +29,7 @@ from ._products import adjoint, adjoint_times, times_adjoint
 
 
 if TYPE_CHECKING:
-    Frequency: TypeAlias = Number
+    Frequency: TypeAlias = fields.Number
 else:
     Frequency: TypeAlias = int | Int[Array, "*runs"] | AbstractSchedule
 

@@ -1,7 +1,7 @@
 """The choice of matrices and AdamW for the other parameters; shared by the recipes for matrices."""
 
-from ..._core.fields.declare import Hyperparameter
 from ..._core.protocol.transform import AbstractTransform
+from ...tree.types import Hyperparameter
 from ...where import matrix
 from ...where.layout import LayoutLike
 from ...where.resolve import Where, WhereLike

@@ -9,23 +9,14 @@ import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Inexact, Int, PyTree, UInt32
 
-from ... import tree
-from ..._core.fields.declare import (
-    Hyperparameter,
-    Number,
-    OptionalNumber,
-    count_field,
-    hyperparameter,
-    layout_field,
-)
+from ... import fields, tree
 from ..._core.fields.keys import AbstractKeyed, key_field
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import per_param, until_reset
 from ..._core.text.advice import advise_keywords
-from ...tree.types import Params
+from ...tree.types import Hyperparameter, Params
 from ...where.layout import LayoutLike
 from ...where.resolve import WhereLike
 from ..momentum.momentum import Ema
@@ -41,9 +32,9 @@ class ScaleByKronState(eqx.Module):
 
     key: UInt32[Array, "*words"]
     """The raw data of the key for the next refresh."""
-    since: Int[Array, ""] = until_reset()
+    since: Int[Array, ""] = fields.until_reset()
     """The number of steps since the last refresh."""
-    factors: PyTree[Inexact[Array, "..."]] = per_param(spread=True)
+    factors: PyTree[Inexact[Array, "..."]] = fields.per_param(spread=True)
     """At each leaf a tuple of Q_L and Q_R; a vector for each diagonal one."""
 
 
@@ -92,13 +83,13 @@ class ScaleByKron(AbstractKeyed, AbstractRule[ScaleByKronState]):
         via General Purpose Lie-Group Preconditioners](https://arxiv.org/abs/2402.04553), 2024"
     """
 
-    update_probability: OptionalNumber = hyperparameter(None, within="(0, 1]")
-    preconditioner_lr: Number = hyperparameter(0.1, within="[0, inf)")
-    preconditioner_init_scale: Number = hyperparameter(1.0, within="(0, inf)")
-    max_size: int = count_field(8192)
+    update_probability: fields.OptionalNumber = fields.hyperparameter(None, within="(0, 1]")
+    preconditioner_lr: fields.Number = fields.hyperparameter(0.1, within="[0, inf)")
+    preconditioner_init_scale: fields.Number = fields.hyperparameter(1.0, within="(0, inf)")
+    max_size: int = fields.count_field(8192)
     key: Any = key_field(default=0)
-    clip: Number = hyperparameter(1.1, within="[0, inf]", kw_only=True)
-    layout: LayoutLike = layout_field()
+    clip: fields.Number = fields.hyperparameter(1.1, within="[0, inf]", kw_only=True)
+    layout: LayoutLike = fields.layout_field()
 
     over: ClassVar[str] = "matrix"
     refreshes: ClassVar[tuple[str, ...]] = ("factors",)

@@ -9,17 +9,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from ... import tree
+from ... import fields, tree
 from ..._core.engine.matrices import matrices
-from ..._core.fields.declare import Hyperparameter, Number, hyperparameter, layout_field
 from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import per_param
 from ..._core.text.advice import advise_keywords
 from ...tree.dtypes import sum_dtype
 from ...tree.means import moved
-from ...tree.types import Params
+from ...tree.types import Hyperparameter, Params
 from ...where import matrix
 from ...where.layout import LayoutLike
 from ...where.resolve import Where, WhereLike
@@ -35,7 +33,7 @@ from .orthogonalize import Orthogonalize, _default_adam_rate
 class ScaleByRowRmsState(eqx.Module):
     """The state of `ScaleByRowRms`."""
 
-    nu: PyTree[Float[Array, "..."]] = per_param()
+    nu: PyTree[Float[Array, "..."]] = fields.per_param()
     """At each leaf a tuple of one array: for each matrix the mean of squares of each row."""
 
 
@@ -60,9 +58,9 @@ class ScaleByRowRms(AbstractRule[ScaleByRowRmsState]):
         `sl.Orthogonalize` is kept."
     """
 
-    b2: Number = hyperparameter(0.95, within="[0, 1)")
-    eps: Number = hyperparameter(1e-10, within="[0, inf)")
-    layout: LayoutLike = layout_field()
+    b2: fields.Number = fields.hyperparameter(0.95, within="[0, 1)")
+    eps: fields.Number = fields.hyperparameter(1e-10, within="[0, inf)")
+    layout: LayoutLike = fields.layout_field()
 
     over: ClassVar[str] = "leaf"
     keeps_zeros: ClassVar[bool] = True
@@ -125,8 +123,8 @@ class NormalizeColumns(AbstractRule[None]):
         LMOs](https://arxiv.org/abs/2502.07529), 2025"
     """
 
-    eps: Number = hyperparameter(1e-8, within="[0, inf)")
-    layout: LayoutLike = layout_field()
+    eps: fields.Number = fields.hyperparameter(1e-8, within="[0, inf)")
+    layout: LayoutLike = fields.layout_field()
 
     over: ClassVar[str] = "leaf"
     keeps_zeros: ClassVar[bool] = True
@@ -161,7 +159,7 @@ class ScaleByFanIn(AbstractRule[None]):
         LMOs](https://arxiv.org/abs/2502.07529), 2025"
     """
 
-    layout: LayoutLike = layout_field()
+    layout: LayoutLike = fields.layout_field()
 
     over: ClassVar[str] = "leaf"
     keeps_zeros: ClassVar[bool] = True

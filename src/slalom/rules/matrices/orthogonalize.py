@@ -9,17 +9,8 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from ... import tree
+from ... import fields, tree
 from ..._core.engine.matrices import layouts_in_blocks
-from ..._core.fields.declare import (
-    Hyperparameter,
-    Number,
-    choice_field,
-    count_field,
-    dtype_field,
-    hyperparameter,
-    layout_field,
-)
 from ..._core.fields.schedule import as_schedule
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
@@ -27,7 +18,7 @@ from ..._core.protocol.parts import CHECK
 from ..._core.protocol.stateless import AbstractStatelessTransform
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.advice import advise_keywords
-from ...tree.types import Params, Updates, is_function
+from ...tree.types import Hyperparameter, Params, Updates, is_function
 from ...where.layout import Layout, LayoutLike, Matrix
 from ...where.resolve import WhereLike
 from .._layout import check_scale, scale_of, warn_guessed
@@ -148,13 +139,13 @@ class Orthogonalize(AbstractStatelessTransform):
         converter=_as_triples,
         metadata={CHECK: _check_coefficients},
     )
-    ns_steps: int = count_field(5)
+    ns_steps: int = fields.count_field(5)
     scale: str | None = eqx.field(default="original", static=True, metadata={CHECK: check_scale})
-    compute_dtype: np.dtype | None = dtype_field()
-    balance: int = count_field(0, least=0)
-    preconditioning: str = choice_field(*PRECONDITIONINGS, kw_only=True)
-    eps: Number = hyperparameter(1e-7, within="[0, inf)", kw_only=True)
-    layout: LayoutLike = layout_field()
+    compute_dtype: np.dtype | None = fields.dtype_field()
+    balance: int = fields.count_field(0, least=0)
+    preconditioning: str = fields.choice_field(*PRECONDITIONINGS, kw_only=True)
+    eps: fields.Number = fields.hyperparameter(1e-7, within="[0, inf)", kw_only=True)
+    layout: LayoutLike = fields.layout_field()
 
     keeps_zeros: ClassVar[bool] = True
 

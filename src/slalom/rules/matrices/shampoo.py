@@ -7,20 +7,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Int, PyTree
 
-from ... import tree
+from ... import fields, tree
 from ..._core.engine.matrices import matrices_or_none, of_matrices
-from ..._core.fields.declare import (
-    Hyperparameter,
-    Number,
-    count_field,
-    hyperparameter,
-    layout_field,
-)
 from ..._core.protocol.chain import chain
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import per_leaf, per_param, until_reset
 from ..._core.text.advice import advise_keywords
-from ...tree.types import Params
+from ...tree.types import Hyperparameter, Params
 from ...where.layout import LayoutLike, Matrix
 from ...where.resolve import WhereLike
 from ..low_memory.rms import ScaleByRms
@@ -34,12 +26,12 @@ from ._routing import chosen, decay_if_any, with_adam_elsewhere
 class ScaleByShampooState(eqx.Module):
     """The state of `ScaleByShampoo`."""
 
-    age: Int[Array, "*leaves"] = per_leaf()
-    since: Int[Array, ""] = until_reset()
+    age: Int[Array, "*leaves"] = fields.per_leaf()
+    since: Int[Array, ""] = fields.until_reset()
     """The number of steps since the last refresh."""
-    statistics: PyTree[Inexact[Array, "..."]] = per_param(spread=True)
+    statistics: PyTree[Inexact[Array, "..."]] = fields.per_param(spread=True)
     """At each leaf a tuple of L and R, with an entry for each block."""
-    roots: PyTree[Inexact[Array, "..."]] = per_param(spread=True)
+    roots: PyTree[Inexact[Array, "..."]] = fields.per_param(spread=True)
     """At each leaf a tuple of their inverse fourth roots."""
 
 
@@ -79,11 +71,11 @@ class ScaleByShampoo(AbstractRefreshed[ScaleByShampooState]):
         Optimization for Deep Learning](https://arxiv.org/abs/2002.09018), 2020, for blocks"
     """
 
-    b2: Number = hyperparameter(0.999, within="[0, 1]")
-    eps: Number = hyperparameter(1e-6, within="[0, inf)")
+    b2: fields.Number = fields.hyperparameter(0.999, within="[0, 1]")
+    eps: fields.Number = fields.hyperparameter(1e-6, within="[0, inf)")
     precondition_frequency: Frequency = frequency_field(10)
-    block_size: int = count_field(1024)
-    layout: LayoutLike = layout_field()
+    block_size: int = fields.count_field(1024)
+    layout: LayoutLike = fields.layout_field()
 
     over: ClassVar[str] = "matrix"
     refreshes: ClassVar[tuple[str, ...]] = ("roots",)

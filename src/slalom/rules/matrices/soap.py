@@ -8,21 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree
 
-from ... import tree
-from ..._core.fields.declare import (
-    Hyperparameter,
-    Number,
-    OptionalNumber,
-    count_field,
-    dtype_field,
-    hyperparameter,
-    layout_field,
-)
+from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import param_like, per_leaf, per_param, until_reset
 from ..._core.text.advice import advise_keywords
-from ...tree.types import Params
+from ...tree.types import Hyperparameter, Params
 from ...where.layout import LayoutLike
 from ...where.resolve import WhereLike
 from ..momentum.momentum import first_moment
@@ -49,16 +39,16 @@ from ._routing import chosen, decay_if_any, with_adam_elsewhere
 class AbstractInEigenbasisState(eqx.Module):
     """The state of a rule that runs Adam in an eigenbasis."""
 
-    age: Int[Array, "*leaves"] = per_leaf()
-    since: Int[Array, ""] = until_reset()
+    age: Int[Array, "*leaves"] = fields.per_leaf()
+    since: Int[Array, ""] = fields.until_reset()
     """The number of steps since the last refresh."""
-    rotated_mu: PyTree[Inexact[Array, "..."]] = param_like()
+    rotated_mu: PyTree[Inexact[Array, "..."]] = fields.param_like()
     """The mean of gradients, in the eigenbasis."""
-    rotated_nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
+    rotated_nu: PyTree[Inexact[Array, "..."]] = fields.param_like("nonnegative")
     """The mean of squares, in the eigenbasis."""
-    statistics: PyTree[Inexact[Array, "_ _ _"]] = per_param(spread=True)
+    statistics: PyTree[Inexact[Array, "_ _ _"]] = fields.per_param(spread=True)
     """A tuple of L and R for each leaf. Sides that are too long have none."""
-    basis: PyTree[Inexact[Array, "_ _ _"]] = per_param(spread=True)
+    basis: PyTree[Inexact[Array, "_ _ _"]] = fields.per_param(spread=True)
     """At each leaf a tuple of the eigenvectors of L and R."""
 
 
@@ -72,11 +62,11 @@ class AbstractInEigenbasis(AbstractRefreshed[EigenState]):
     eigenvectors.
     """
 
-    b1: eqx.AbstractVar[Number]
-    b2: eqx.AbstractVar[Number]
-    eps: eqx.AbstractVar[Number]
+    b1: eqx.AbstractVar[fields.Number]
+    b2: eqx.AbstractVar[fields.Number]
+    eps: eqx.AbstractVar[fields.Number]
     precondition_frequency: eqx.AbstractVar[Frequency]
-    shampoo_beta: eqx.AbstractVar[OptionalNumber]
+    shampoo_beta: eqx.AbstractVar[fields.OptionalNumber]
     max_size: eqx.AbstractVar[int]
 
     over: ClassVar[str] = "matrix"
@@ -206,14 +196,14 @@ class ScaleBySoap(AbstractInEigenbasis[ScaleBySoapState]):
         Adam](https://arxiv.org/abs/2409.11321), 2024"
     """
 
-    b1: Number = hyperparameter(0.95, within="[0, 1)")
-    b2: Number = hyperparameter(0.95, within="[0, 1)")
-    eps: Number = hyperparameter(1e-8, within="[0, inf)")
+    b1: fields.Number = fields.hyperparameter(0.95, within="[0, 1)")
+    b2: fields.Number = fields.hyperparameter(0.95, within="[0, 1)")
+    eps: fields.Number = fields.hyperparameter(1e-8, within="[0, inf)")
     precondition_frequency: Frequency = frequency_field(10)
-    shampoo_beta: OptionalNumber = hyperparameter(None, within="[0, 1)")
-    max_size: int = count_field(10_000)
-    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
-    layout: LayoutLike = layout_field()
+    shampoo_beta: fields.OptionalNumber = fields.hyperparameter(None, within="[0, 1)")
+    max_size: int = fields.count_field(10_000)
+    mu_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
+    layout: LayoutLike = fields.layout_field()
 
     refreshes: ClassVar[tuple[str, ...]] = ("rotated_mu", "rotated_nu", "basis")
 

@@ -5,8 +5,7 @@ from typing import ClassVar
 import equinox as eqx
 import jax.numpy as jnp
 
-from ... import tree
-from ..._core.fields.declare import Number, hyperparameter, layout_field
+from ... import fields, tree
 from ..._core.protocol.rule import AbstractRule
 from ...tree.types import Params
 from ...where.layout import LayoutLike
@@ -55,8 +54,8 @@ class UnitwiseClip(_AbstractUnitwise):
         Normalization](https://arxiv.org/abs/2102.06171), 2021"
     """
 
-    max_norm: Number = hyperparameter(within="[0, inf]")
-    layout: LayoutLike = layout_field()
+    max_norm: fields.Number = fields.hyperparameter(within="[0, inf]")
+    layout: LayoutLike = fields.layout_field()
 
     def direction(self, g, leaf):
         return g * clip_factor(tree.norm(g, self.plan), self.max_norm)
@@ -82,9 +81,9 @@ class AdaptiveGradClip(_AbstractUnitwise):
         Normalization](https://arxiv.org/abs/2102.06171), 2021"
     """
 
-    clipping: Number = hyperparameter(within="[0, inf]")
-    eps: Number = hyperparameter(1e-3, within="[0, inf)")
-    layout: LayoutLike = layout_field()
+    clipping: fields.Number = fields.hyperparameter(within="[0, inf]")
+    eps: fields.Number = fields.hyperparameter(1e-3, within="[0, inf)")
+    layout: LayoutLike = fields.layout_field()
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
 

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, PyTree
 
-from ... import tree
-from ..._core.fields.declare import Number, dtype_field, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
@@ -99,9 +98,9 @@ class MeasureWithEma(_AbstractMonitor):
     """
 
     measure: Callable[[Updates], Any] = eqx.field(static=True)
-    decay: Number = hyperparameter(within="[0, 1)")
+    decay: fields.Number = fields.hyperparameter(within="[0, 1)")
     debias: bool = eqx.field(default=True, static=True)
-    accumulator_dtype: np.dtype | None = dtype_field()
+    accumulator_dtype: np.dtype | None = fields.dtype_field()
 
     def __check_init__(self):
         _check_measure("MeasureWithEma", self.measure)

@@ -7,14 +7,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, UInt32
 
-from ... import tree
-from ..._core.fields.declare import Hyperparameter, Number, hyperparameter
+from ... import fields, tree
 from ..._core.fields.keys import AbstractKeyed, key_field
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.advice import advise_keywords
-from ...tree.types import Params, PyTree, Updates
+from ...tree.types import Hyperparameter, Params, PyTree, Updates
 from ..shaping.scale import ScaleByLearningRate
 
 
@@ -43,8 +42,8 @@ class AddNoise(AbstractKeyed, AbstractTransform[AddNoiseState]):
         Networks](https://arxiv.org/abs/1511.06807), 2015"
     """
 
-    eta: Number = hyperparameter(within="[0, inf)")
-    gamma: Number = hyperparameter(within="[0, inf)")
+    eta: fields.Number = fields.hyperparameter(within="[0, inf)")
+    gamma: fields.Number = fields.hyperparameter(within="[0, inf)")
     key: Any = key_field(default=0)
 
     needs: ClassVar[tuple[str, ...]] = ("step",)

@@ -7,17 +7,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree, UInt32
 
-from ... import tree
-from ..._core.fields.declare import Hyperparameter, Number, hyperparameter
+from ... import fields, tree
 from ..._core.fields.keys import AbstractKeyed, key_field
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.per_example import AbstractPerExampleTransform
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import per_param
 from ..._core.text.advice import advise_keywords
 from ...tree.paths import leaf_paths
-from ...tree.types import Gradients, Params, Scalar, Updates
+from ...tree.types import Gradients, Hyperparameter, Params, Scalar, Updates
 from ..momentum.momentum import momentum_if_any
 from ..shaping.clip import clip_factor
 from ..shaping.scale import ScaleByLearningRate
@@ -50,7 +48,7 @@ class PerExampleGlobalNormClip(AbstractPerExampleTransform):
         Privacy](https://arxiv.org/abs/1607.00133), 2016"
     """
 
-    l2_norm_clip: Number = hyperparameter(within="[0, inf]")
+    l2_norm_clip: fields.Number = fields.hyperparameter(within="[0, inf]")
     single_batch_element: bool = eqx.field(default=False, static=True)
 
     keeps_zeros: ClassVar[bool] = True
@@ -81,7 +79,7 @@ class PerExampleGlobalNormClip(AbstractPerExampleTransform):
 class PerExampleLayerNormClipState(eqx.Module):
     """The state of `PerExampleLayerNormClip`."""
 
-    num_clipped: PyTree = per_param()
+    num_clipped: PyTree = fields.per_param()
     """For each parameter leaf, the number of examples that were clipped in the last step."""
 
 
@@ -105,7 +103,7 @@ class PerExampleLayerNormClip(AbstractPerExampleTransform):
         Models](https://arxiv.org/abs/1710.06963), 2017"
     """
 
-    global_l2_norm_clip: Number = hyperparameter(within="[0, inf]")
+    global_l2_norm_clip: fields.Number = fields.hyperparameter(within="[0, inf]")
     uniform: bool = eqx.field(default=True, static=True)
 
     keeps_zeros: ClassVar[bool] = True
@@ -172,8 +170,8 @@ class DifferentiallyPrivateAggregate(AbstractKeyed, AbstractPerExampleTransform)
         Privacy](https://arxiv.org/abs/1607.00133), 2016"
     """
 
-    l2_norm_clip: Number = hyperparameter(within="[0, inf)")
-    noise_multiplier: Number = hyperparameter(within="[0, inf)")
+    l2_norm_clip: fields.Number = fields.hyperparameter(within="[0, inf)")
+    noise_multiplier: fields.Number = fields.hyperparameter(within="[0, inf)")
     key: Any = key_field()
 
     def init(self, params: Params) -> DifferentiallyPrivateAggregateState:

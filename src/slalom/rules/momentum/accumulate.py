@@ -5,15 +5,13 @@ from typing import ClassVar
 import equinox as eqx
 from jaxtyping import Array, Inexact, PyTree
 
-from ... import tree
-from ..._core.fields.declare import Hyperparameter, Number, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import param_like
 from ..._core.text.advice import advise_keywords
-from ...tree.types import Params, Scalar
+from ...tree.types import Hyperparameter, Params, Scalar
 from ...where.resolve import WhereLike
 from ..shaping.decay import decayed
 from ..shaping.scale import ScaleByLearningRate
@@ -22,7 +20,7 @@ from ..shaping.scale import ScaleByLearningRate
 class ScaleByRssState(eqx.Module):
     """The state of `ScaleByRss`."""
 
-    sum_of_squares: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
+    sum_of_squares: PyTree[Inexact[Array, "..."]] = fields.param_like("nonnegative")
 
 
 class ScaleByRss(AbstractRule[ScaleByRssState]):
@@ -40,8 +38,8 @@ class ScaleByRss(AbstractRule[ScaleByRssState]):
         Stochastic Optimization](https://jmlr.org/papers/v12/duchi11a.html), 2011"
     """
 
-    initial_accumulator_value: Number = hyperparameter(0.1, within="[0, inf)")
-    eps: Number = hyperparameter(1e-7, within="[0, inf)")
+    initial_accumulator_value: fields.Number = fields.hyperparameter(0.1, within="[0, inf)")
+    eps: fields.Number = fields.hyperparameter(1e-7, within="[0, inf)")
 
     keeps_zeros: ClassVar[bool] = True
 
@@ -64,8 +62,8 @@ def divide_by_root(g: Array, total: Array, eps: Scalar) -> Array:
 class ScaleByAdadeltaState(eqx.Module):
     """The state of `ScaleByAdadelta`."""
 
-    e_g: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
-    e_x: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
+    e_g: PyTree[Inexact[Array, "..."]] = fields.param_like("nonnegative")
+    e_x: PyTree[Inexact[Array, "..."]] = fields.param_like("nonnegative")
 
 
 class ScaleByAdadelta(AbstractRule[ScaleByAdadeltaState]):
@@ -86,8 +84,8 @@ class ScaleByAdadelta(AbstractRule[ScaleByAdadeltaState]):
     ??? cite "Zeiler, [ADADELTA](https://arxiv.org/abs/1212.5701), 2012"
     """
 
-    rho: Number = hyperparameter(0.9, within="[0, 1)")
-    eps: Number = hyperparameter(1e-6, within="(0, inf)")
+    rho: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
+    eps: fields.Number = fields.hyperparameter(1e-6, within="(0, inf)")
 
     keeps_zeros: ClassVar[bool] = True
 

@@ -4,10 +4,8 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Inexact, Int, PyTree
 
-from ... import tree
-from ..._core.fields.declare import count_field
+from ... import fields, tree
 from ..._core.protocol.rule import AbstractRule
-from ..._core.state.marks import param_like
 from ...tree.types import Params
 
 
@@ -15,7 +13,7 @@ class ApplyEveryState(eqx.Module):
     """The state of `ApplyEvery`."""
 
     mini_step: Int[Array, ""]
-    grad_acc: PyTree[Inexact[Array, "..."]] = param_like()
+    grad_acc: PyTree[Inexact[Array, "..."]] = fields.param_like()
 
 
 class ApplyEvery(AbstractRule[ApplyEveryState]):
@@ -31,7 +29,7 @@ class ApplyEvery(AbstractRule[ApplyEveryState]):
     - `k`: the number of steps in a window, an int ≥ 1.
     """
 
-    k: int = count_field(1)
+    k: int = fields.count_field(1)
 
     def init(self, params: Params) -> ApplyEveryState:
         return ApplyEveryState(

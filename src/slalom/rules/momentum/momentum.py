@@ -8,23 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree
 
-from ... import tree
-from ..._core.fields.declare import Hyperparameter, Number, dtype_field, hyperparameter
+from ... import fields, tree
 from ..._core.fields.schedule import AbstractSchedule
 from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import param_like, per_leaf
 from ..._core.text.advice import advise_keywords
 from ...tree.paths import dotted
-from ...tree.types import Params, Tracer
+from ...tree.types import Hyperparameter, Params, Tracer
 from ..shaping.scale import ScaleByLearningRate
 
 
 class TraceState(eqx.Module):
     """The state of `Trace`."""
 
-    trace: PyTree[Inexact[Array, "..."]] = param_like()
+    trace: PyTree[Inexact[Array, "..."]] = fields.param_like()
 
 
 class Trace(AbstractRule[TraceState]):
@@ -44,9 +42,9 @@ class Trace(AbstractRule[TraceState]):
         Sutskever et al., On the importance of initialization and momentum in deep learning, 2013"
     """
 
-    decay: Number = hyperparameter(within="[0, 1]")
+    decay: fields.Number = fields.hyperparameter(within="[0, 1]")
     nesterov: bool = eqx.field(default=False, static=True)
-    accumulator_dtype: np.dtype | None = dtype_field()
+    accumulator_dtype: np.dtype | None = fields.dtype_field()
 
     def init(self, params: Params) -> TraceState:
         return TraceState(first_moment(self, params, "decay", dtype="accumulator_dtype"))
@@ -61,9 +59,9 @@ class Trace(AbstractRule[TraceState]):
 class EmaState(eqx.Module):
     """The state of `Ema`."""
 
-    age: Int[Array, "*leaves"] | None = per_leaf()
+    age: Int[Array, "*leaves"] | None = fields.per_leaf()
     """`None` unless `debias` is set."""
-    ema: PyTree[Inexact[Array, "..."]] = param_like()
+    ema: PyTree[Inexact[Array, "..."]] = fields.param_like()
 
 
 class Ema(AbstractRule[EmaState]):
@@ -85,9 +83,9 @@ class Ema(AbstractRule[EmaState]):
         rules, such as `optax.contrib.scale_by_muon`.
     """
 
-    decay: Number = hyperparameter(within="[0, 1)")
+    decay: fields.Number = fields.hyperparameter(within="[0, 1)")
     debias: bool = eqx.field(default=True, static=True)
-    accumulator_dtype: np.dtype | None = dtype_field()
+    accumulator_dtype: np.dtype | None = fields.dtype_field()
     nesterov: bool = eqx.field(default=False, static=True, kw_only=True)
 
     def init(self, params: Params) -> EmaState:

@@ -7,24 +7,22 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact, PyTree
 
-from ... import tree
-from ..._core.fields.declare import Hyperparameter, Number, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import param_like
 from ..._core.text.advice import advise_keywords
 from ...tree.paths import dotted
-from ...tree.types import Params
+from ...tree.types import Hyperparameter, Params
 from ..shaping.scale import Scale
 
 
 class ScaleByRpropState(eqx.Module):
     """The state of `ScaleByRprop`."""
 
-    step_sizes: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
-    signs: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    step_sizes: PyTree[Inexact[Array, "..."]] = fields.param_like("nonnegative")
+    signs: PyTree[Inexact[Array, "..."]] = fields.param_like("exact")
     """The signs of the last gradients; 0 after a change of sign."""
 
 
@@ -53,11 +51,11 @@ class ScaleByRprop(AbstractRule[ScaleByRpropState]):
         1993; Igel & Hüsken, Improving the Rprop learning algorithm, 2000 (iRprop−)"
     """
 
-    learning_rate: Number = hyperparameter(within="(0, inf)")
-    eta_minus: Number = hyperparameter(0.5, within="(0, 1)")
-    eta_plus: Number = hyperparameter(1.2, within="(1, inf)")
-    min_step_size: Number = hyperparameter(1e-6, within="(0, inf)")
-    max_step_size: Number = hyperparameter(50.0, within="(0, inf)")
+    learning_rate: fields.Number = fields.hyperparameter(within="(0, inf)")
+    eta_minus: fields.Number = fields.hyperparameter(0.5, within="(0, 1)")
+    eta_plus: fields.Number = fields.hyperparameter(1.2, within="(1, inf)")
+    min_step_size: fields.Number = fields.hyperparameter(1e-6, within="(0, inf)")
+    max_step_size: fields.Number = fields.hyperparameter(50.0, within="(0, inf)")
 
     keeps_zeros: ClassVar[bool] = True
     written_last: ClassVar[tuple[str, ...]] = ("signs",)

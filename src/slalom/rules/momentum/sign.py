@@ -8,13 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, PyTree
 
-from ..._core.fields.declare import Hyperparameter, Number, dtype_field, hyperparameter
+from ... import fields
 from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import param_like
 from ..._core.text.advice import advise_keywords
-from ...tree.types import Params, Scalar, Tracer
+from ...tree.types import Hyperparameter, Params, Scalar, Tracer
 from ...where.resolve import WhereLike
 from ..shaping.decay import decayed_descent
 from ..shaping.scale import ScaleByLearningRate
@@ -24,7 +23,7 @@ from .momentum import Trace, first_moment
 class ScaleByLionState(eqx.Module):
     """The state of `ScaleByLion`."""
 
-    mu: PyTree[Inexact[Array, "..."]] = param_like()
+    mu: PyTree[Inexact[Array, "..."]] = fields.param_like()
 
 
 class ScaleByLion(AbstractRule[ScaleByLionState]):
@@ -53,11 +52,11 @@ class ScaleByLion(AbstractRule[ScaleByLionState]):
         Algorithms](https://arxiv.org/abs/2302.06675), 2023"
     """
 
-    b1: Number = hyperparameter(0.9, within="[0, 1)")
-    b2: Number = hyperparameter(0.99, within="(0, 1)")
-    mu_dtype: np.dtype | None = dtype_field()
+    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
+    b2: fields.Number = fields.hyperparameter(0.99, within="(0, 1)")
+    mu_dtype: np.dtype | None = fields.dtype_field()
     mode: str = eqx.field(default="hard", static=True, kw_only=True)
-    smooth_beta: Number = hyperparameter(1.0, within="(0, inf)", kw_only=True)
+    smooth_beta: fields.Number = fields.hyperparameter(1.0, within="(0, inf)", kw_only=True)
 
     _reads_old: bool = eqx.field(init=False, static=True, repr=False)
 

@@ -7,12 +7,10 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
-from ... import tree
-from ..._core.fields.declare import Number
+from ... import fields, tree
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import State
-from ..._core.state.marks import param_like, per_leaf, until_reset
 from ...tree.dtypes import sum_dtype
 from ...tree.types import Params, Scalar
 from ...where.resolve import Where
@@ -23,20 +21,20 @@ from ..shaping.decay import decay_mask
 class AbstractEstimatingState(eqx.Module):
     """The state of Adam with an estimate of the learning rate."""
 
-    age: Int[Array, "*leaves"] = per_leaf()
-    estim_lr: Float[Array, ""] = until_reset()
-    numerator_weighted: Float[Array, ""] = until_reset()
-    mu: PyTree[Inexact[Array, "..."]] = param_like()
-    nu: PyTree[Inexact[Array, "..."]] = param_like("nonnegative")
-    grad_sum: PyTree[Inexact[Array, "..."]] = param_like("exact")
+    age: Int[Array, "*leaves"] = fields.per_leaf()
+    estim_lr: Float[Array, ""] = fields.until_reset()
+    numerator_weighted: Float[Array, ""] = fields.until_reset()
+    mu: PyTree[Inexact[Array, "..."]] = fields.param_like()
+    nu: PyTree[Inexact[Array, "..."]] = fields.param_like("nonnegative")
+    grad_sum: PyTree[Inexact[Array, "..."]] = fields.param_like("exact")
 
 
 class _AbstractEstimatingFields:
     # Abstract variables would come first in the signature of a rule.
-    learning_rate: Number
-    b1: Number
-    b2: Number
-    estim_lr0: Number
+    learning_rate: fields.Number
+    b1: fields.Number
+    b2: fields.Number
+    estim_lr0: fields.Number
     bias_correction: bool
     decay_where: Where | None
 

@@ -6,16 +6,14 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, PyTree
 
-from ... import tree
-from ..._core.fields.declare import Hyperparameter, Number, choice_field, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import param_like, until_reset
 from ..._core.text.advice import advise_keywords
 from ...tree.dtypes import sum_dtype
-from ...tree.types import Params
+from ...tree.types import Hyperparameter, Params
 from ...where.resolve import WhereLike
 from ..shaping.decay import decayed
 from ..shaping.scale import ScaleByLearningRate
@@ -25,9 +23,9 @@ from ._sums import bounded, number
 class ScaleByDogState(eqx.Module):
     """The state of `ScaleByDog`."""
 
-    max_dist: Float[Array, ""] = until_reset()
-    sum_sq_norm_grads: Float[Array, ""] = until_reset()
-    init_params: PyTree[Inexact[Array, "..."]] = param_like("copy")
+    max_dist: Float[Array, ""] = fields.until_reset()
+    sum_sq_norm_grads: Float[Array, ""] = fields.until_reset()
+    init_params: PyTree[Inexact[Array, "..."]] = fields.param_like("copy")
 
 
 class ScaleByDog(AbstractRule[ScaleByDogState]):
@@ -56,9 +54,9 @@ class ScaleByDog(AbstractRule[ScaleByDogState]):
     ??? cite "Ivgi et al., [DoG is SGD's Best Friend](https://arxiv.org/abs/2302.12022), 2023"
     """
 
-    init_step: Number = hyperparameter(1e-6, within="(0, inf)")
-    eps: Number = hyperparameter(1e-8, within="[0, inf)")
-    init_step_type: str = choice_field("heuristic", "distance", "learning_rate")
+    init_step: fields.Number = fields.hyperparameter(1e-6, within="(0, inf)")
+    eps: fields.Number = fields.hyperparameter(1e-8, within="[0, inf)")
+    init_step_type: str = fields.choice_field("heuristic", "distance", "learning_rate")
 
     over: ClassVar[str] = "sums"
     needs: ClassVar[tuple[str, ...]] = ("params",)

@@ -8,11 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Inexact, PyTree
 
-from ... import tree
-from ..._core.fields.declare import Number, dtype_field, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
-from ..._core.state.marks import param_like, per_param
 from ...tree.dtypes import sum_dtype
 from ...tree.types import Params
 from ..shaping.scale import sign_of
@@ -21,9 +19,9 @@ from ..shaping.scale import sign_of
 class ScaleByDistanceOverGradientsState(eqx.Module):
     """The state of `ScaleByDistanceOverGradients`."""
 
-    max_dist: PyTree[Float[Array, ""]] = per_param()
-    grad_sum_of_squares: PyTree[Float[Array, ""]] = per_param()
-    init_params: PyTree[Inexact[Array, "..."]] = param_like("copy")
+    max_dist: PyTree[Float[Array, ""]] = fields.per_param()
+    grad_sum_of_squares: PyTree[Float[Array, ""]] = fields.per_param()
+    init_params: PyTree[Inexact[Array, "..."]] = fields.param_like("copy")
 
 
 class ScaleByDistanceOverGradients(AbstractRule[ScaleByDistanceOverGradientsState]):
@@ -52,10 +50,10 @@ class ScaleByDistanceOverGradients(AbstractRule[ScaleByDistanceOverGradientsStat
         (L-DoG)"
     """
 
-    reps_rel: Number = hyperparameter(1e-6, within="(0, inf)")
-    eps: Number = hyperparameter(1e-8, within="(0, inf)")
-    param_dtype: np.dtype | None = dtype_field()
-    global_scale: Number = hyperparameter(1.0)
+    reps_rel: fields.Number = fields.hyperparameter(1e-6, within="(0, inf)")
+    eps: fields.Number = fields.hyperparameter(1e-8, within="(0, inf)")
+    param_dtype: np.dtype | None = fields.dtype_field()
+    global_scale: fields.Number = fields.hyperparameter(1.0)
 
     over: ClassVar[str] = "leaf"
     needs: ClassVar[tuple[str, ...]] = ("params",)

@@ -5,12 +5,12 @@ from typing import ClassVar
 import equinox as eqx
 import jax.numpy as jnp
 
-from ... import tree
-from ..._core.fields.declare import Hyperparameter, Number, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.advice import advise_keywords
+from ...tree.types import Hyperparameter
 from ..shaping.scale import ScaleByLearningRate
 
 
@@ -37,9 +37,9 @@ class ScaleByPolyak(AbstractRule[None]):
         SGD](https://arxiv.org/abs/2002.10542), 2020"
     """
 
-    f_min: Number = hyperparameter(0.0)
-    max_learning_rate: Number = hyperparameter(1.0, within="(0, inf]")
-    eps: Number = hyperparameter(0.0, within="[0, inf)")
+    f_min: fields.Number = fields.hyperparameter(0.0)
+    max_learning_rate: fields.Number = fields.hyperparameter(1.0, within="(0, inf]")
+    eps: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
     variant: str = eqx.field(default="sps", static=True)
 
     over: ClassVar[str] = "sums"

@@ -7,18 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, PyTree
 
-from ... import tree
-from ..._core.fields.declare import (
-    Hyperparameter,
-    Number,
-    OptionalNumber,
-    dtype_field,
-    hyperparameter,
-)
+from ... import fields, tree
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import param_like
 from ..._core.text.advice import advise_keywords
-from ...tree.types import Params
+from ...tree.types import Hyperparameter, Params
 from ...where.resolve import Where, WhereLike
 from ..shaping.decay import where_field
 from ._sums import AbstractEstimatingAdam, AbstractEstimatingState, bounded, larger, number
@@ -27,7 +19,7 @@ from ._sums import AbstractEstimatingAdam, AbstractEstimatingState, bounded, lar
 class ScaleByProdigyState(AbstractEstimatingState):
     """The state of `ScaleByProdigy`."""
 
-    init_params: PyTree[Inexact[Array, "..."]] = param_like("copy")
+    init_params: PyTree[Inexact[Array, "..."]] = fields.param_like("copy")
 
 
 class ScaleByProdigy(AbstractEstimatingAdam[ScaleByProdigyState]):
@@ -72,18 +64,18 @@ class ScaleByProdigy(AbstractEstimatingAdam[ScaleByProdigyState]):
         Learner](https://arxiv.org/abs/2306.06101), 2023"
     """
 
-    learning_rate: Number = hyperparameter(1.0, within="[0, inf)")
-    b1: Number = hyperparameter(0.9, within="[0, 1)")
-    b2: Number = hyperparameter(0.999, within="[0, 1)")
-    b3: OptionalNumber = hyperparameter(None, within="[0, 1)")
-    eps: Number = hyperparameter(1e-8, within="[0, inf)")
-    estim_lr0: Number = hyperparameter(1e-6, within="(0, inf)")
-    estim_lr_coef: Number = hyperparameter(1.0, within="(0, inf)")
-    weight_decay: Number = hyperparameter(0.0, within="[0, inf)")
+    learning_rate: fields.Number = fields.hyperparameter(1.0, within="[0, inf)")
+    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
+    b2: fields.Number = fields.hyperparameter(0.999, within="[0, 1)")
+    b3: fields.OptionalNumber = fields.hyperparameter(None, within="[0, 1)")
+    eps: fields.Number = fields.hyperparameter(1e-8, within="[0, inf)")
+    estim_lr0: fields.Number = fields.hyperparameter(1e-6, within="(0, inf)")
+    estim_lr_coef: fields.Number = fields.hyperparameter(1.0, within="(0, inf)")
+    weight_decay: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
     safeguard_warmup: bool = eqx.field(default=False, static=True)
     bias_correction: bool = eqx.field(default=True, static=True, kw_only=True)
     decay_where: Where | None = where_field()
-    mu_dtype: np.dtype | None = dtype_field(kw_only=True)
+    mu_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
 
     def init(self, params: Params) -> ScaleByProdigyState:
         return ScaleByProdigyState(**self._fresh(params), init_params=tree.copy(params))

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from ..._core.fields.declare import Hyperparameter, check_step
+from ..._core.fields.declare import check_step
 from ..._core.protocol.chain import chain
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.advice import advise_keywords
 from ...schedules import warmup_constant
-from ...tree.types import is_function
+from ...tree.types import Hyperparameter, is_function
 from ...where.resolve import WhereLike
 from ..low_memory.rms import ScaleByRms
 from ..shaping.decay import decayed

@@ -5,7 +5,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Real
 
-from ..._core.fields.declare import Number, hyperparameter
+from ... import fields
 from ..._core.protocol.rule import AbstractRule
 
 
@@ -40,7 +40,7 @@ class Cautious(AbstractRule[None]):
         Code](https://arxiv.org/abs/2411.16085), 2024"
     """
 
-    min_fraction: Number = hyperparameter(1e-3, within="(0, 1]")
+    min_fraction: fields.Number = fields.hyperparameter(1e-3, within="(0, 1]")
 
     over: ClassVar[str] = "leaf"
     needs: ClassVar[tuple[str, ...]] = ("grad",)

@@ -6,10 +6,8 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from ... import tree
-from ..._core.fields.declare import Number, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.rule import AbstractRule
-from ..._core.state.marks import until_reset
 from ...tree.dtypes import canonical_float
 from ...tree.types import Params, Scalar
 
@@ -24,7 +22,7 @@ class Clip(AbstractRule[None]):
     - `max_delta`: δ, ≥ 0.
     """
 
-    max_delta: Number = hyperparameter(within="[0, inf]")
+    max_delta: fields.Number = fields.hyperparameter(within="[0, inf]")
 
     keeps_zeros: ClassVar[bool] = True
     clips: ClassVar[bool] = True
@@ -43,7 +41,7 @@ def _clipped(u: Array, limit: Scalar) -> Array:
 class ClipByGlobalNormState(eqx.Module):
     """The state of `ClipByGlobalNorm` with `delayed=True`."""
 
-    norm: Scalar = until_reset()
+    norm: Scalar = fields.until_reset()
     """The last norm that was finite."""
 
 
@@ -74,7 +72,7 @@ class ClipByGlobalNorm(AbstractRule[ClipByGlobalNormState | None]):
         networks](https://arxiv.org/abs/1211.5063), 2012"
     """
 
-    max_norm: Number = hyperparameter(within="[0, inf]")
+    max_norm: fields.Number = fields.hyperparameter(within="[0, inf]")
     delayed: bool = eqx.field(default=False, static=True, kw_only=True)
 
     over: ClassVar[str] = "sums"
@@ -117,7 +115,7 @@ class ClipByBlockRms(AbstractRule[None]):
     ??? cite "Shazeer & Stern, [Adafactor](https://arxiv.org/abs/1804.04235), 2018"
     """
 
-    threshold: Number = hyperparameter(within="[0, inf]")
+    threshold: fields.Number = fields.hyperparameter(within="[0, inf]")
 
     over: ClassVar[str] = "leaf"
     keeps_zeros: ClassVar[bool] = True

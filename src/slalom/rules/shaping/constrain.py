@@ -7,11 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
-from ... import tree
+from ... import fields, tree
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import per_leaf, per_param
 from ...tree.paths import leaf_paths
 from ...tree.types import Params, Updates
 from ...where.resolve import WhereLike
@@ -78,7 +77,7 @@ class KeepParamsNonnegative(AbstractRule[None]):
 class KeepInitialNormState(eqx.Module):
     """The state of `KeepInitialNorm`."""
 
-    radius: PyTree[Float[Array, ""]] = per_param(stored="copy")
+    radius: PyTree[Float[Array, ""]] = fields.per_param(stored="copy")
     """The norm of each parameter when its state was created."""
 
 
@@ -126,7 +125,7 @@ class KeepInitialNorm(AbstractRule[KeepInitialNormState]):
 class ZeroNansState(eqx.Module):
     """The state of `ZeroNans`."""
 
-    found_nan: Int[Array, " leaves"] = per_leaf()
+    found_nan: Int[Array, " leaves"] = fields.per_leaf()
     """The number of updates of each leaf that contained a NaN."""
 
 

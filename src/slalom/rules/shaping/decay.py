@@ -7,12 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact, PyTree
 
-from ... import tree
-from ..._core.fields.declare import Hyperparameter, Number, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import param_like
-from ...tree.types import Params
+from ...tree.types import Hyperparameter, Params
 from ...where.masks import mask
 from ...where.resolve import Where, WhereLike, as_where_or_none
 from .cautious import agreement
@@ -38,7 +36,7 @@ class AddDecayedWeights(AbstractRule[None]):
         Decay](https://arxiv.org/abs/2510.12402), 2025"
     """
 
-    weight_decay: Number = hyperparameter(0.0, within="[0, inf)")
+    weight_decay: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
     cautious: bool = eqx.field(default=False, static=True, kw_only=True)
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
@@ -70,7 +68,7 @@ class SubtractDecayedWeights(AbstractRule[None]):
         instabilities](https://arxiv.org/abs/2309.14322), 2023 (independent weight decay)"
     """
 
-    weight_decay: Number = hyperparameter(0.0, within="[0, inf)")
+    weight_decay: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
 
@@ -81,7 +79,7 @@ class SubtractDecayedWeights(AbstractRule[None]):
 class AddDecayToInitialParamsState(eqx.Module):
     """The state of `AddDecayToInitialParams`."""
 
-    init_params: PyTree[Inexact[Array, "..."]] = param_like("copy")
+    init_params: PyTree[Inexact[Array, "..."]] = fields.param_like("copy")
 
 
 class AddDecayToInitialParams(AbstractRule[AddDecayToInitialParamsState]):
@@ -109,7 +107,7 @@ class AddDecayToInitialParams(AbstractRule[AddDecayToInitialParamsState]):
         Convolutional Networks](https://arxiv.org/abs/1802.01483), 2018"
     """
 
-    weight_decay: Number = hyperparameter(within="[0, inf)")
+    weight_decay: fields.Number = fields.hyperparameter(within="[0, inf)")
 
     needs: ClassVar[tuple[str, ...]] = ("params",)
 

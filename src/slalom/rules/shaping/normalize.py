@@ -6,8 +6,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from ... import tree
-from ..._core.fields.declare import Number, hyperparameter, layout_field
+from ... import fields, tree
 from ..._core.protocol.rule import AbstractRule
 from ...tree.types import Params
 from ...where.layout import LayoutLike
@@ -33,7 +32,7 @@ class Centralize(AbstractRule[None]):
     ??? cite "Yong et al., [Gradient Centralization](https://arxiv.org/abs/2004.01461), 2020"
     """
 
-    layout: LayoutLike = layout_field()
+    layout: LayoutLike = fields.layout_field()
 
     over: ClassVar[str] = "leaf"
     keeps_zeros: ClassVar[bool] = True
@@ -63,8 +62,8 @@ class NormalizeByUpdateNorm(AbstractRule[None]):
     - `eps`: ε, ≥ 0.
     """
 
-    scale_factor: Number = hyperparameter(1.0)
-    eps: Number = hyperparameter(1e-6, within="[0, inf)")
+    scale_factor: fields.Number = fields.hyperparameter(1.0)
+    eps: fields.Number = fields.hyperparameter(1e-6, within="[0, inf)")
 
     over: ClassVar[str] = "sums"
     keeps_zeros: ClassVar[bool] = True

@@ -5,16 +5,16 @@ from typing import ClassVar
 import equinox as eqx
 import jax
 
-from ..._core.fields.declare import Hyperparameter, Number, hyperparameter
+from ... import fields
 from ..._core.fields.schedule import AbstractStatefulSchedule
 from ..._core.protocol.rule import AbstractRule
-from ...tree.types import Params, Tracer, is_function
+from ...tree.types import Hyperparameter, Params, Tracer, is_function
 
 
 class _AbstractScale(AbstractRule[None]):
     """Multiplies updates by a number."""
 
-    step_size: Number = hyperparameter()
+    step_size: fields.Number = fields.hyperparameter()
 
     keeps_zeros: ClassVar[bool] = True
 
@@ -44,7 +44,7 @@ class ScaleByLearningRate(AbstractRule[None]):
         that flips the sign.
     """
 
-    learning_rate: Number = hyperparameter()
+    learning_rate: fields.Number = fields.hyperparameter()
     flip_sign: bool = eqx.field(default=True, static=True, kw_only=True)
 
     sets_learning_rate: ClassVar[bool] = True

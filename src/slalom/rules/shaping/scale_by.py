@@ -7,13 +7,12 @@ import equinox as eqx
 import jax
 
 from ... import tree
-from ..._core.fields.declare import Hyperparameter
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.writer import RETURN
 from ..._core.text.printing import Call, constructor_call
-from ...tree.types import Params, Updates
+from ...tree.types import Hyperparameter, Params, Updates
 from ...where.masks import labels, selected_from
 from ...where.resolve import Cases, Where, WhereLike, as_where
 from .scale import Scale, sign_of

@@ -6,10 +6,8 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from ... import tree
-from ..._core.fields.declare import Number, count_field, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.rule import AbstractRule
-from ..._core.state.marks import until_reset
 from ...tree.dtypes import canonical_float
 from ...tree.types import Params, Scalar
 from .clip import clip_factor
@@ -18,13 +16,13 @@ from .clip import clip_factor
 class ZClipState(eqx.Module):
     """The state of `ZClip`."""
 
-    age: Int[Array, "*runs"] = until_reset()
+    age: Int[Array, "*runs"] = fields.until_reset()
     """The number of finite norms so far."""
-    mean: Scalar = until_reset()
+    mean: Scalar = fields.until_reset()
     """The mean of recent norms."""
-    std: Scalar = until_reset()
+    std: Scalar = fields.until_reset()
     """Their standard deviation."""
-    z: Scalar = until_reset()
+    z: Scalar = fields.until_reset()
     """The distance of the last norm from the mean, in standard deviations."""
 
 
@@ -57,10 +55,10 @@ class ZClip(AbstractRule[ZClipState]):
         Pre-Training](https://arxiv.org/abs/2504.02507), 2025"
     """
 
-    threshold: Number = hyperparameter(2.5, within="(0, inf]")
-    decay: Number = hyperparameter(0.97, within="[0, 1)")
-    warmup_steps: int = count_field(25, least=1)
-    eps: Number = hyperparameter(1e-6, within="[0, inf)")
+    threshold: fields.Number = fields.hyperparameter(2.5, within="(0, inf]")
+    decay: fields.Number = fields.hyperparameter(0.97, within="[0, 1)")
+    warmup_steps: int = fields.count_field(25, least=1)
+    eps: fields.Number = fields.hyperparameter(1e-6, within="[0, inf)")
 
     over: ClassVar[str] = "sums"
     clips: ClassVar[bool] = True

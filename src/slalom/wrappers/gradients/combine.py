@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ... import tree
-from ..._core.fields.declare import count_field
+from ... import fields, tree
 from ..._core.protocol.context import Context
 from ..._core.protocol.loss import Loss, loss_of
 from ..._core.protocol.parts import Part
@@ -109,7 +108,7 @@ class Combine(AbstractWrapper[CombineState]):
     inner: AbstractTransform
     combination: AbstractCombination
     terms: tuple[str, ...] = eqx.field(static=True, converter=_as_names)
-    every: int = count_field(1)
+    every: int = fields.count_field(1)
 
     needs: ClassVar[tuple[str, ...]] = ("terms",)
     passes_gradients: ClassVar[bool] = False

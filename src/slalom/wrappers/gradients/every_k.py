@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from ... import tree
+from ... import fields, tree
 from ..._core.engine.encoded import advance_tree, decoded
 from ..._core.engine.manual_axes import refuse_parts
-from ..._core.fields.declare import count_or_schedule, dtype_field
+from ..._core.fields.declare import count_or_schedule
 from ..._core.fields.schedule import AbstractSchedule, count_at
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
@@ -22,7 +22,6 @@ from ..._core.protocol.traits import Merge
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractPacedWrapper, run_if, skipped
 from ..._core.protocol.writer import Writer
-from ..._core.state.marks import param_like, per_leaf, until_reset
 from ..._core.state.walk import segments, transforms
 from ...tree.dtypes import canonical_float
 from ...tree.types import Gradients, Params, Updates
@@ -85,11 +84,11 @@ class EveryKState(eqx.Module):
     """The report of the skip condition on the last mini-batch."""
     merged: dict[str, Array]
     """Other values of the window for the inner transform, such as its largest attention logits."""
-    mini_step: Int[Array, ""] = until_reset()
+    mini_step: Int[Array, ""] = fields.until_reset()
     """The number of mini-steps done in the present window."""
-    weight: Float[Array, "*leaves"] = per_leaf()
+    weight: Float[Array, "*leaves"] = fields.per_leaf()
     """The sum of their weights, an entry per parameter once some were reset."""
-    accumulated: PyTree = param_like()
+    accumulated: PyTree = fields.param_like()
     """The window's weighted mean so far (with `mean=False`, its sum)."""
 
 
@@ -130,7 +129,7 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
     inner: AbstractTransform
     k: int | Int[Array, "*runs"] | AbstractSchedule = count_or_schedule("mini-step")
     mean: bool = eqx.field(default=True, static=True, kw_only=True)
-    accumulator_dtype: np.dtype | None = dtype_field(kw_only=True)
+    accumulator_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
     skip: Callable[..., Any] | None = eqx.field(default=None, converter=_as_skip, kw_only=True)
 
     over: ClassVar[str] = "number"

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from ... import tree
-from ..._core.fields.declare import choice_field, count_field
+from ... import fields, tree
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractPacedWrapper, run_if
@@ -60,9 +59,9 @@ class IfFinite(AbstractPacedWrapper[IfFiniteState]):
     """
 
     inner: AbstractTransform
-    max_consecutive_errors: int = count_field(5, least=0)
-    on_limit: str = choice_field("accept", "skip", "raise")
-    check: str = choice_field("grads", "both")
+    max_consecutive_errors: int = fields.count_field(5, least=0)
+    on_limit: str = fields.choice_field("accept", "skip", "raise")
+    check: str = fields.choice_field("grads", "both")
 
     def init(self, params: Params) -> IfFiniteState:
         return IfFiniteState(

@@ -7,8 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ... import tree
-from ..._core.fields.declare import Number, count_field, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform, missing
 from ..._core.protocol.wrapper import AbstractWrapper
@@ -55,9 +54,9 @@ class Sam(AbstractWrapper[Any]):
     follows_loss: ClassVar[bool] = True
 
     inner: AbstractTransform
-    rho: Number = hyperparameter(0.05, within="[0, inf)")
+    rho: fields.Number = fields.hyperparameter(0.05, within="[0, inf)")
     adaptive: bool = eqx.field(default=False, static=True)
-    every: int = count_field(1)
+    every: int = fields.count_field(1)
 
     def __check_init__(self):
         for part in transforms(self.inner):

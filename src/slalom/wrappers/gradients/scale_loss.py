@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from ... import tree
+from ... import fields, tree
 from ..._core.engine.encoded import scaled
-from ..._core.fields.declare import count_field
 from ..._core.protocol.loss import Loss
 from ..._core.protocol.parts import CHECK, Part
 from ..._core.protocol.transform import AbstractTransform
@@ -105,7 +104,7 @@ class ScaleLoss(AbstractPacedWrapper[ScaleLossState]):
     initial: float | int = eqx.field(
         default=2.0**15, static=True, converter=_as_number, metadata={CHECK: _check_scale}
     )
-    growth_interval: int = count_field(2000)
+    growth_interval: int = fields.count_field(2000)
 
     def init(self, params: Params) -> ScaleLossState:
         return ScaleLossState(

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from ... import tree
-from ..._core.fields.declare import Number, hyperparameter
+from ... import fields, tree
 from ..._core.fields.schedule import read_number
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import AbstractDeclared, Part
@@ -100,7 +99,7 @@ class SkipLargeUpdates(AbstractSkip):
     - `max_squared_norm`: c, ≥ 0. A schedule is evaluated at the number of steps so far.
     """
 
-    max_squared_norm: Number = hyperparameter(within="[0, inf]")
+    max_squared_norm: fields.Number = fields.hyperparameter(within="[0, inf]")
 
     def __call__(
         self, updates: Updates, gradient_step: Int[Array, ""], params: Params | None

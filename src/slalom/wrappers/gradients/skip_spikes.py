@@ -6,14 +6,12 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from ... import tree
-from ..._core.fields.declare import Number, choice_field, count_field, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractPacedWrapper, run_if
 from ..._core.protocol.writer import Writer
-from ..._core.state.marks import until_reset
 from ...tree.dtypes import as_canonical, as_float, canonical_float
 from ...tree.types import Gradients, Params, Scalar, Updates
 
@@ -35,11 +33,11 @@ class SkipSpikesState(eqx.Module):
     """The number of steps of the inner transform: its clock."""
     inner: Any
     """The inner transform's state."""
-    recent: Float[Array, "*runs watched window"] = until_reset()
+    recent: Float[Array, "*runs watched window"] = fields.until_reset()
     """The last values of the loss and of the gradient norm in steps that were not skipped."""
-    seen: Int[Array, "*runs"] = until_reset()
+    seen: Int[Array, "*runs"] = fields.until_reset()
     """The number of values in the window since its last restart."""
-    spikes_in_a_row: Int[Array, "*runs"] = until_reset()
+    spikes_in_a_row: Int[Array, "*runs"] = fields.until_reset()
     """The number of consecutive spikes that were skipped, up to the last step."""
 
 
@@ -71,10 +69,10 @@ class SkipSpikes(AbstractPacedWrapper[SkipSpikesState]):
     """
 
     inner: AbstractTransform
-    sigma: Number = hyperparameter(6.0, within="(0, inf]")
-    window: int = count_field(128, least=2)
-    by: str = choice_field("both", "loss", "grad_norm")
-    max_consecutive: int = count_field(20, least=1)
+    sigma: fields.Number = fields.hyperparameter(6.0, within="(0, inf]")
+    window: int = fields.count_field(128, least=2)
+    by: str = fields.choice_field("both", "loss", "grad_norm")
+    max_consecutive: int = fields.count_field(20, least=1)
 
     @property
     def needs(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]  # depends on a field

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from ... import tree
-from ..._core.fields.declare import choice_field
+from ... import fields, tree
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import CHECK, Part
 from ..._core.protocol.traits import MIXED
@@ -68,7 +67,7 @@ class When(AbstractWrapper[WhenState]):
     condition: Callable[[Context, Updates], Any] = eqx.field(
         static=True, metadata={CHECK: _check_condition}
     )
-    otherwise: str = choice_field("pass", "zero")
+    otherwise: str = fields.choice_field("pass", "zero")
 
     def init(self, params: Params) -> WhenState:
         return WhenState(

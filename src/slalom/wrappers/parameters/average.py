@@ -9,15 +9,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Int, PyTree
 
-from ... import tree
-from ..._core.fields.declare import OptionalNumber, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.context import Context
 from ..._core.protocol.parameter_writer import AbstractParameterWriter
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import Writer
-from ..._core.state.marks import param_like, per_leaf
 from ...schedules.averages import power_average
 from ...tree.dtypes import canonical_float
 from ...tree.means import moved
@@ -29,9 +27,9 @@ class AverageState(eqx.Module):
 
     inner: Any
     """The inner transform's state."""
-    age: Int[Array, "*leaves"] = per_leaf()
+    age: Int[Array, "*leaves"] = fields.per_leaf()
     """The number of averaged steps."""
-    average: PyTree[Inexact[Array, "..."]] = param_like("copy")
+    average: PyTree[Inexact[Array, "..."]] = fields.param_like("copy")
     """The average. Before the first step, the initial parameters."""
 
 
@@ -62,7 +60,7 @@ class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageStat
     over: ClassVar[str] = "tree"
 
     inner: AbstractTransform
-    decay: OptionalNumber = hyperparameter(None, within="[0, 1)")
+    decay: fields.OptionalNumber = fields.hyperparameter(None, within="[0, 1)")
     debias: bool = eqx.field(default=True, static=True)
 
     def init(self, params: Params) -> AverageState:

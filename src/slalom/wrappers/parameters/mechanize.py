@@ -8,15 +8,13 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, PyTree
 
-from ... import tree
-from ..._core.fields.declare import Number, count_field, hyperparameter
+from ... import fields, tree
 from ..._core.protocol.context import Context
 from ..._core.protocol.parameter_writer import AbstractParameterWriter
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper, refuse_constraints, run_if
 from ..._core.protocol.writer import Writer
-from ..._core.state.marks import param_like, until_reset
 from ..._core.state.walk import parts, segments
 from ...tree.dtypes import as_canonical, canonical_float
 from ...tree.types import Gradients, Params, Updates
@@ -28,15 +26,15 @@ class MechanizeState(eqx.Module):
 
     inner: Any
     """The inner transform's state."""
-    scales: Float[Array, "*betas"] = until_reset()
+    scales: Float[Array, "*betas"] = fields.until_reset()
     """The scale s that each β has chosen. Their sum scales the updates."""
-    largest: Float[Array, "*betas"] = until_reset()
+    largest: Float[Array, "*betas"] = fields.until_reset()
     """The decaying maximum m of |h|."""
-    variance: Float[Array, "*betas"] = until_reset()
+    variance: Float[Array, "*betas"] = fields.until_reset()
     """The decaying sum v of h²."""
-    reward: Float[Array, "*betas"] = until_reset()
+    reward: Float[Array, "*betas"] = fields.until_reset()
     """The decaying sum r of h·s."""
-    init_params: PyTree[Inexact[Array, "..."]] = param_like("copy")
+    init_params: PyTree[Inexact[Array, "..."]] = fields.param_like("copy")
     """The parameters that the run started from."""
 
 
@@ -75,10 +73,10 @@ class Mechanize(AbstractWrapper[MechanizeState]):
     follows_loss: ClassVar[bool] = True
 
     inner: AbstractTransform
-    weight_decay: Number = hyperparameter(1e-2, within="[0, inf)")
-    eps: Number = hyperparameter(1e-8, within="(0, inf)")
-    s_init: Number = hyperparameter(1e-6, within="(0, inf)")
-    num_betas: int = count_field(6)
+    weight_decay: fields.Number = fields.hyperparameter(1e-2, within="[0, inf)")
+    eps: fields.Number = fields.hyperparameter(1e-8, within="(0, inf)")
+    s_init: fields.Number = fields.hyperparameter(1e-6, within="(0, inf)")
+    num_betas: int = fields.count_field(6)
 
     def __check_init__(self):
         refuse_constraints(

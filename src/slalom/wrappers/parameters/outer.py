@@ -7,20 +7,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Inexact, Int, PyTree
 
-from ... import tree
+from ... import fields, tree
 from ..._core.engine.encoded import encoded_as
-from ..._core.fields.declare import Hyperparameter, count_field
 from ..._core.protocol.parameter_writer import AbstractParameterWriter
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform, require_transform
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import RETURN, Writer
-from ..._core.state.marks import param_like
 from ..._core.state.slots import reset
 from ..._core.state.walk import parts, segments
 from ...rules.shaping.scale import ScaleByLearningRate
 from ...tree.paths import leaf_paths
-from ...tree.types import Gradients, Params
+from ...tree.types import Gradients, Hyperparameter, Params
 from .schedule_free import ScheduleFree
 from .write import Write, refuse_written
 
@@ -39,7 +37,7 @@ class OuterState(eqx.Module):
     wrote: Bool[Array, "*runs"] | None
     """Whether the last step updated the parameters. `None` without `reset_state`, where the inner
     state contains this."""
-    slow: PyTree[Inexact[Array, "..."]] = param_like("copy")
+    slow: PyTree[Inexact[Array, "..."]] = fields.param_like("copy")
     """The slow weights, in at least float32."""
 
 
@@ -81,7 +79,7 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
 
     inner: AbstractTransform
     optimizer: AbstractTransform
-    every: int = count_field(least=1)
+    every: int = fields.count_field(least=1)
     reset_state: bool = eqx.field(default=False, static=True)
 
     def __check_init__(self):

@@ -11,15 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Inexact, Int, PyTree, Real
 
-from ... import tree
-from ..._core.fields.declare import (
-    Number,
-    OptionalNumber,
-    count_field,
-    dtype_field,
-    hyperparameter,
-    hyperparameter_fields,
-)
+from ... import fields, tree
+from ..._core.fields.declare import hyperparameter_fields
 from ..._core.fields.schedule import read_number
 from ..._core.protocol.chain import Chain
 from ..._core.protocol.context import Context
@@ -33,7 +26,6 @@ from ..._core.protocol.wrapper import (
     run_if,
 )
 from ..._core.protocol.writer import Writer
-from ..._core.state.marks import param_like, per_leaf, until_reset
 from ..._core.state.walk import parts, segments, transforms
 from ..._core.text.printing import shortest
 from ...rules.momentum.momentum import Trace
@@ -52,17 +44,17 @@ class ScheduleFreeState(eqx.Module):
     """The β₁ with which the parameters were written."""
     inner: Any
     """The inner transform's state."""
-    age: Int[Array, "*leaves"] = per_leaf()
+    age: Int[Array, "*leaves"] = fields.per_leaf()
     """The number of averaged steps."""
-    max_rate: Float[Array, "*leaves"] = per_leaf()
+    max_rate: Float[Array, "*leaves"] = fields.per_leaf()
     """The largest learning rate so far."""
-    weight_sum: Float[Array, "*leaves"] = per_leaf()
+    weight_sum: Float[Array, "*leaves"] = fields.per_leaf()
     """The sum of the weights so far."""
-    z: PyTree[Inexact[Array, "..."]] = param_like("copy")
+    z: PyTree[Inexact[Array, "..."]] = fields.param_like("copy")
     """The parameters that the inner transform steps."""
-    mean_l1: Float[Array, ""] | None = until_reset()
+    mean_l1: Float[Array, ""] | None = fields.until_reset()
     """The exponential average of ‖g‖₁, from 0; `None` without `polyak_beta`."""
-    mean_l1_weight: Float[Array, ""] | None = until_reset()
+    mean_l1_weight: Float[Array, ""] | None = fields.until_reset()
     """The sum of the weights in that average."""
 
 
@@ -125,14 +117,16 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
     passes_gradients: ClassVar[bool] = True
 
     inner: AbstractTransform
-    b1: Number = hyperparameter(0.9, within="(0, 1]")
-    weight_lr_power: Number = hyperparameter(2.0, within="[0, inf)")
-    r: Number = hyperparameter(0.0, within="[0, inf)")
-    state_dtype: np.dtype | None = dtype_field()
-    average_after: int = count_field(0, least=0, kw_only=True)
+    b1: fields.Number = fields.hyperparameter(0.9, within="(0, 1]")
+    weight_lr_power: fields.Number = fields.hyperparameter(2.0, within="[0, inf)")
+    r: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
+    state_dtype: np.dtype | None = fields.dtype_field()
+    average_after: int = fields.count_field(0, least=0, kw_only=True)
     polyak: bool = eqx.field(default=False, static=True, kw_only=True)
-    polyak_beta: OptionalNumber = hyperparameter(None, within="[0, 1)", kw_only=True)
-    weight_decay: OptionalNumber = hyperparameter(None, within="[0, inf)", kw_only=True)
+    polyak_beta: fields.OptionalNumber = fields.hyperparameter(None, within="[0, 1)", kw_only=True)
+    weight_decay: fields.OptionalNumber = fields.hyperparameter(
+        None, within="[0, inf)", kw_only=True
+    )
     decay_where: Where | None = eqx.field(
         default=None, static=True, converter=as_where_or_none, kw_only=True
     )
@@ -372,8 +366,8 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
     def warnings(self, params: Params) -> Iterator[str]:
         for part in transforms(self.inner, params=params):
             field = "decay" if isinstance(part.module, Trace) else "b1"
-            fields = [f.name for f in hyperparameter_fields(part.module)]
-            momentum = getattr(part.module, field) if field in fields else None
+            declared = [f.name for f in hyperparameter_fields(part.module)]
+            momentum = getattr(part.module, field) if field in declared else None
             if isinstance(momentum, float) and momentum != 0 and not self.polyak:
                 yield (
                     f"'{part.name}' has momentum, {field}={shortest(momentum)}, and "

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32, Int8, PyTree
 
-from ... import tree
+from ... import fields, tree
 from ..._core.engine.policies import POLICIES, PolicyWrite, Seeds, split
 from ..._core.fields.keys import AbstractKeyed, key_field
 from ..._core.protocol.context import Context
@@ -19,7 +19,6 @@ from ..._core.protocol.parts import CHECK, Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import Writer
-from ..._core.state.marks import param_like
 from ..._core.state.walk import transforms
 from ...tree import rounding
 from ...tree.paths import leaf_paths
@@ -32,12 +31,12 @@ class WriteState(eqx.Module):
 
     inner: Any
     """The inner transform's state."""
-    master: PyTree[Float32[Array, "..."]] | None = param_like("exact")
+    master: PyTree[Float32[Array, "..."]] | None = fields.param_like("exact")
     """Under `"master"`, the parameters."""
-    compensation: PyTree[Float[Array, "..."]] | None = param_like("exact")
+    compensation: PyTree[Float[Array, "..."]] | None = fields.param_like("exact")
     """Under `"kahan"`, the rounding error, in units in which it is as large as the parameter at
     most: times 2⁸ for bfloat16, and 2¹¹ for float16."""
-    correction: PyTree[Int8[Array, "..."]] | None = param_like("exact")
+    correction: PyTree[Int8[Array, "..."]] | None = fields.param_like("exact")
     """Under `"ecc"`, the rounding error, in 2⁻⁸ of the parameter's unit in the last place."""
 
 
@@ -121,10 +120,10 @@ class Write(AbstractKeyed, AbstractWrapper[WriteState], AbstractParameterWriter[
     def init(self, params: Params) -> WriteState:
         tree.check_inexact(params)
         policy = POLICIES[self.policy]
-        fields: dict[str, Any] = dict.fromkeys(("master", "compensation", "correction"))
+        trees: dict[str, Any] = dict.fromkeys(("master", "compensation", "correction"))
         if policy is not None and policy.field is not None:
-            fields[policy.field] = policy.init(tree.cut(params, _are_half(params)))
-        return WriteState(inner=self.inner.init(params), **fields)
+            trees[policy.field] = policy.init(tree.cut(params, _are_half(params)))
+        return WriteState(inner=self.inner.init(params), **trees)
 
     def run(self, here: Part, write: Writer, updates: PyTree) -> tuple[Any, WriteState]:
         state, context, params = here.state, here.context, here.params
@@ -192,10 +191,10 @@ def _are_half(params: Params) -> tuple[bool, ...]:
 
 def _with_kept(state: WriteState, kept: list[Array]) -> WriteState:
     """The state with the current extra data."""
-    fields = ("master", "compensation", "correction")
-    structure = jax.tree.structure([getattr(state, name) for name in fields])
+    names = ("master", "compensation", "correction")
+    structure = jax.tree.structure([getattr(state, name) for name in names])
     trees = structure.unflatten(kept)
-    return dataclasses.replace(state, **dict(zip(fields, trees, strict=True)))
+    return dataclasses.replace(state, **dict(zip(names, trees, strict=True)))
 
 
 def _with_rounded_loss(context: Context, params: Params | None) -> Context:

@@ -9,9 +9,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, PyTree
 
-from ... import tree
+from ... import fields, tree
 from ..._core.engine.manual_axes import refuse_shards
-from ..._core.fields.declare import count_field
 from ..._core.protocol.chain import Chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
@@ -73,7 +72,7 @@ class Flatten(AbstractWrapper[FlattenState]):
     over: ClassVar[str] = "tree"
 
     inner: AbstractTransform
-    max_size: int = count_field(_MAX_SIZE)
+    max_size: int = fields.count_field(_MAX_SIZE)
 
     def __check_init__(self):
         for part in transforms(self.inner):

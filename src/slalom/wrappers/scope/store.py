@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
-from ... import tree
+from ... import fields, tree
 from ..._core.engine.encoded import encoded_form, has_encoded, is_encoded
 from ..._core.engine.manual_axes import refuse_shards
-from ..._core.fields.declare import count_field
 from ..._core.methods.fluent import AbstractFluent
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
@@ -81,7 +80,7 @@ class Store(AbstractWrapper[StoreState]):
     inner: AbstractTransform
     codec: Any = eqx.field(static=True, converter=_as_codecs)
     where: Where | None = eqx.field(default=None, static=True, converter=as_where_or_none)
-    min_size: int = count_field(4096, kw_only=True)
+    min_size: int = fields.count_field(4096, kw_only=True)
 
     def __check_init__(self):
         for name, codec in self._codecs():
@@ -157,8 +156,8 @@ class Store(AbstractWrapper[StoreState]):
     ) -> dict[int, Any]:
         """The codec of each leaf that has one, by position."""
         least = self.min_size if least is None else least
-        fields = {i: f"{s.node[0]}.{s.field}".lstrip(".") for i, s in enumerate(places)}
-        known = {i: name for i, name in fields.items() if places[i].mark == PARAM_LIKE}
+        paths = {i: f"{s.node[0]}.{s.field}".lstrip(".") for i, s in enumerate(places)}
+        known = {i: name for i, name in paths.items() if places[i].mark == PARAM_LIKE}
         selected = None
         if self.where is not None:
             keep = mask(self.where, params)

@@ -32,6 +32,10 @@ with _checked:
         where as where,
         wrappers as wrappers,
     )
+    from ._core.protocol.bases import (
+        AbstractPerExampleTransform as AbstractPerExampleTransform,
+        AbstractStatelessTransform as AbstractStatelessTransform,
+    )
     from ._core.protocol.chain import (
         Chain as Chain,
         Identity as Identity,
@@ -39,11 +43,7 @@ with _checked:
         named_chain as named_chain,
     )
     from ._core.protocol.context import Context as Context
-    from ._core.protocol.per_example import (
-        AbstractPerExampleTransform as AbstractPerExampleTransform,
-    )
     from ._core.protocol.rule import AbstractRule as AbstractRule
-    from ._core.protocol.stateless import AbstractStatelessTransform as AbstractStatelessTransform
     from ._core.protocol.transform import AbstractTransform as AbstractTransform
     from ._core.state.marks import map_params as map_params
     from ._core.text.mistakes import absent as _absent
@@ -85,15 +85,16 @@ with _checked:
         radam as radam,
         yogi as yogi,
     )
-    from .rules.adaptive.adamax import (
-        ScaleByAdamax as ScaleByAdamax,
-        adamax as adamax,
-        adamaxw as adamaxw,
-    )
     from .rules.adaptive.adan import ScaleByAdan as ScaleByAdan, adan as adan
     from .rules.adaptive.ademamix import ScaleByAdemamix as ScaleByAdemamix, ademamix as ademamix
     from .rules.adaptive.adopt import ScaleByAdopt as ScaleByAdopt, adopt as adopt
-    from .rules.adaptive.amsgrad import ScaleByAmsgrad as ScaleByAmsgrad, amsgrad as amsgrad
+    from .rules.adaptive.maxima import (
+        ScaleByAdamax as ScaleByAdamax,
+        ScaleByAmsgrad as ScaleByAmsgrad,
+        adamax as adamax,
+        adamaxw as adamaxw,
+        amsgrad as amsgrad,
+    )
     from .rules.adaptive.novograd import ScaleByNovograd as ScaleByNovograd, novograd as novograd
     from .rules.adaptive.optimistic import (
         ScaleByOptimisticGradient as ScaleByOptimisticGradient,
@@ -166,23 +167,27 @@ with _checked:
         dpsgd as dpsgd,
     )
     from .rules.momentum.accumulate import (
+        ApplyEvery as ApplyEvery,
         ScaleByAdadelta as ScaleByAdadelta,
         ScaleByRss as ScaleByRss,
         adadelta as adadelta,
         adagrad as adagrad,
     )
-    from .rules.momentum.apply_every import ApplyEvery as ApplyEvery
     from .rules.momentum.momentum import Ema as Ema, Trace as Trace, sgd as sgd
-    from .rules.momentum.rprop import ScaleByRprop as ScaleByRprop, rprop as rprop
     from .rules.momentum.sign import (
         ScaleByLion as ScaleByLion,
+        ScaleByRprop as ScaleByRprop,
         ScaleBySign as ScaleBySign,
         lion as lion,
+        rprop as rprop,
         sign_sgd as sign_sgd,
         signum as signum,
     )
-    from .rules.rate_free.dog import ScaleByDog as ScaleByDog, dog as dog
-    from .rules.rate_free.l_dog import ScaleByDistanceOverGradients as ScaleByDistanceOverGradients
+    from .rules.rate_free.dog import (
+        ScaleByDistanceOverGradients as ScaleByDistanceOverGradients,
+        ScaleByDog as ScaleByDog,
+        dog as dog,
+    )
     from .rules.rate_free.polyak import ScaleByPolyak as ScaleByPolyak, polyak_sgd as polyak_sgd
     from .rules.rate_free.prodigy import ScaleByProdigy as ScaleByProdigy, prodigy as prodigy
     from .rules.rate_free.schedule_free import (
@@ -194,6 +199,7 @@ with _checked:
         Clip as Clip,
         ClipByBlockRms as ClipByBlockRms,
         ClipByGlobalNorm as ClipByGlobalNorm,
+        ZClip as ZClip,
     )
     from .rules.shaping.constrain import (
         KeepInitialNorm as KeepInitialNorm,
@@ -213,15 +219,14 @@ with _checked:
     )
     from .rules.shaping.scale import (
         Scale as Scale,
+        ScaleBy as ScaleBy,
         ScaleByLearningRate as ScaleByLearningRate,
         ScaleBySchedule as ScaleBySchedule,
     )
-    from .rules.shaping.scale_by import ScaleBy as ScaleBy
     from .rules.shaping.stateless import (
         Stateless as Stateless,
         StatelessPerLeaf as StatelessPerLeaf,
     )
-    from .rules.shaping.zclip import ZClip as ZClip
     from .tree.types import (
         Hyperparameter as Hyperparameter,
         Params as Params,

@@ -119,7 +119,7 @@ MUTATIONS = {
         "rules/test_numerics.py rules/test_adaptive.py",
     ),
     "a skipped step at the limit counts as an update": Mutation(
-        "wrappers/gradients/if_finite.py",
+        "wrappers/gradients/conditional.py",
         "ran = ran | (state.notfinite_count > self.max_consecutive_errors)",
         "ran = ran | (state.notfinite_count >= self.max_consecutive_errors)",
         "wrappers/gradients/test_conditional.py wrappers/test_wrappers.py",
@@ -137,13 +137,13 @@ MUTATIONS = {
         "core/test_where.py core/test_compose.py wrappers/test_wrappers.py",
     ),
     "Polyak's step size sees the loss that is maximized": Mutation(
-        "wrappers/gradients/maximize.py",
+        "wrappers/gradients/loss.py",
         "value=None if value is None else -value",
         "value=value",
         "wrappers/gradients/test_directions.py",
     ),
     "ReLoBRaLo looks back at its first weights too soon": Mutation(
-        "combine/values.py",
+        "combine.py",
         "alpha = jnp.where(state.age == 1, 0, now.alpha)",
         "alpha = now.alpha",
         "training/test_combine.py",

@@ -189,7 +189,7 @@ def test_states_updates_and_transforms_of_optax():
 def test_projections():
     with refused(
         TypeError,
-        "Project.fn … got <class 'slalom.projections.boxes.non_negative'>",
+        "Project.fn … got <class 'slalom.projections.polyhedra.non_negative'>",
         "`sl.projections.l2_ball(1.0)` … Call it first: `non_negative(...)`",
     ):
         sl.sgd(0.1).project(sl.projections.non_negative)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from .._core.state.slots import leaves_of
-from .._core.text.advice import advise_positions
+from .._core.text.messages import advise_positions
 from .._loop.reports.rebind import Side
 from ..tree.types import PyTree
 from . import _file

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .._core.text.advice import advise_positions
-from .._core.text.messages import PACKAGE
+from .._core.text.messages import PACKAGE, advise_positions
 from .._loop.binding.optimizer import Optimizer
 from .._loop.programs.compiled import check_readable
 from ..tree.types import PyTree

@@ -1,17 +1,17 @@
 """Rules, recipes and wrappers that few people use."""
 
-from .adaptive.acprop import ScaleByAcprop as ScaleByAcprop, acprop as acprop
-from .adaptive.adamc import (
+from .adaptive.adam_variants import (
+    ScaleByAcprop as ScaleByAcprop,
+    ScaleByLaprop as ScaleByLaprop,
     ScaleByLearningRateWithCorrectedDecay as ScaleByLearningRateWithCorrectedDecay,
-    adamc as adamc,
-)
-from .adaptive.laprop import ScaleByLaprop as ScaleByLaprop, laprop as laprop
-from .adaptive.madgrad import ScaleByMadgrad as ScaleByMadgrad, madgrad as madgrad
-from .adaptive.mars import CorrectByMars as CorrectByMars, ScaleByMars as ScaleByMars, mars as mars
-from .adaptive.simplified_ademamix import (
     ScaleBySimplifiedAdemamix as ScaleBySimplifiedAdemamix,
+    acprop as acprop,
+    adamc as adamc,
+    laprop as laprop,
     simplified_ademamix as simplified_ademamix,
 )
+from .adaptive.madgrad import ScaleByMadgrad as ScaleByMadgrad, madgrad as madgrad
+from .adaptive.mars import CorrectByMars as CorrectByMars, ScaleByMars as ScaleByMars, mars as mars
 from .curvature.broyden import (
     ScaleBySelfScaledBroyden as ScaleBySelfScaledBroyden,
     ss_broyden as ss_broyden,

@@ -8,8 +8,7 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Int
 
-from .._core.fields.hyperparams import targets
-from .._core.fields.readings import Readings
+from .._core.fields.hyperparams import Readings, targets
 from .._core.protocol.transform import AbstractTransform
 from .._loop.binding.binding import Arrays, Binding
 from .._loop.binding.model import Model, split
@@ -17,7 +16,7 @@ from .._loop.binding.names import named_arrays
 from .._loop.binding.optimizer import Optimizer
 from ..tree.packed import holds_arrays, pack, unpack
 from ..tree.types import PyTree
-from ..wrappers.scope.flatten import Joined
+from ..wrappers.scope.forms import Joined
 from ._flax import pure
 from ._named import OptaxFields, with_names, without_names
 

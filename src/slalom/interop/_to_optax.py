@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from .. import tree
-from .._core.fields.bind_numbers import bind_numbers
+from .._core.fields.hyperparams import bind_numbers
 from .._core.protocol.loss import loss_of
 from .._core.protocol.transform import AbstractTransform, require_transform
 from .._core.protocol.writer import RETURN

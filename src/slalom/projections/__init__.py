@@ -26,9 +26,15 @@ from .balls import (
     simplex as simplex,
     sphere as sphere,
 )
-from .boxes import box as box, hypercube as hypercube, non_negative as non_negative
 from .matrices import psd as psd, stiefel as stiefel
-from .planes import halfspace as halfspace, hyperplane as hyperplane, vector as vector
+from .polyhedra import (
+    box as box,
+    halfspace as halfspace,
+    hypercube as hypercube,
+    hyperplane as hyperplane,
+    non_negative as non_negative,
+    vector as vector,
+)
 
 __all__ = [
     "AbstractProjection",

@@ -5,7 +5,7 @@ Each class is made by the method of the same name: `tx.every_k(k)` returns a
 the base classes to write a wrapper.
 """
 
-from .._core.protocol.parameter_writer import AbstractParameterWriter as AbstractParameterWriter
+from .._core.protocol.bases import AbstractParameterWriter as AbstractParameterWriter
 from .._core.protocol.parts import Part as Part
 from .._core.protocol.wrapper import (
     AbstractPacedWrapper as AbstractPacedWrapper,
@@ -14,14 +14,11 @@ from .._core.protocol.wrapper import (
 )
 from .._core.protocol.writer import Writer as Writer
 from .gradients.combine import Combine as Combine
+from .gradients.conditional import IfFinite as IfFinite, SkipSpikes as SkipSpikes, When as When
 from .gradients.every_k import EveryK as EveryK
 from .gradients.graft import Graft as Graft
-from .gradients.if_finite import IfFinite as IfFinite
-from .gradients.maximize import Maximize as Maximize
+from .gradients.loss import Maximize as Maximize, ScaleLoss as ScaleLoss
 from .gradients.sam import Sam as Sam
-from .gradients.scale_loss import ScaleLoss as ScaleLoss
-from .gradients.skip_spikes import SkipSpikes as SkipSpikes
-from .gradients.when import When as When
 from .parameters.average import Average as Average
 from .parameters.mechanize import Mechanize as Mechanize
 from .parameters.outer import Outer as Outer
@@ -29,11 +26,9 @@ from .parameters.project import Project as Project
 from .parameters.schedule_free import ScheduleFree as ScheduleFree
 from .parameters.write import Write as Write
 from .scope.drive import Drive as Drive
-from .scope.flatten import Flatten as Flatten
-from .scope.mask import Mask as Mask, Only as Only
-from .scope.partitions import Partition as Partition
+from .scope.forms import Flatten as Flatten, SplitComplex as SplitComplex
+from .scope.partitions import Mask as Mask, Only as Only, Partition as Partition
 from .scope.record import Record as Record
-from .scope.split_complex import SplitComplex as SplitComplex
 from .scope.store import Store as Store
 
 __all__ = [

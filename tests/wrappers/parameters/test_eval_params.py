@@ -22,7 +22,7 @@ from helpers import (
     params_of,
     slalom_trajectory,
 )
-from slalom._core.protocol.parameter_writer import params_to_evaluate
+from slalom._core.protocol.bases import params_to_evaluate
 
 MODEL = nested_dict(jax.random.key(0))
 GRADS = gradients(MODEL, 12)

@@ -17,9 +17,8 @@ from ...tree.dtypes import as_float
 from ...tree.types import Scalar, Step, Tracer
 from ..protocol.context import Context
 from ..protocol.parts import CHECK, AbstractDeclared
-from ..text.advice import advise_positions
 from ..text.figures import make_figure
-from ..text.messages import NEEDS_A_VALUE, uncalled
+from ..text.messages import NEEDS_A_VALUE, advise_positions, uncalled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

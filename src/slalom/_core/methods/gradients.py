@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...tree.types import Hyperparameter
 from ..protocol.parts import AbstractDeclared
-from ..text.advice import advise_keywords
+from ..text.messages import advise_keywords
 
 if TYPE_CHECKING:
     import slalom

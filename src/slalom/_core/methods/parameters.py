@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from ...tree.types import Hyperparameter
 from ...where.resolve import WhereLike
 from ..protocol.parts import AbstractDeclared
-from ..text.advice import advise_keywords
+from ..text.messages import advise_keywords
 
 if TYPE_CHECKING:
     import slalom

@@ -14,12 +14,11 @@ from ..engine.encoded import is_encoded
 from ..engine.run import Leafwise, RuleAt, run_rules
 from ..state.walk import keeps_zeros, parts, segments, transforms
 from ..text.printing import Call, Infix
+from .bases import AbstractParameterWriter, AbstractStatelessTransform
 from .context import Context
 from .loss import Loss
-from .parameter_writer import AbstractParameterWriter
 from .parts import Part
 from .rule import AbstractRule
-from .stateless import AbstractStatelessTransform
 from .traits import MIXED
 from .transform import AbstractTransform, require_transform
 from .wrapper import AbstractComposite

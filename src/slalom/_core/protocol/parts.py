@@ -12,7 +12,7 @@ from ... import tree
 from ...tree.types import Params
 from ..engine.encoded import blockwise, decoded, encoded_again, has_encoded
 from ..engine.manual_axes import refuse_parts
-from ..text.advice import check_keywords
+from ..text.messages import check_keywords
 from ..text.printing import AbstractPrinted
 from .context import Context
 

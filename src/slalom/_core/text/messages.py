@@ -1,11 +1,14 @@
-"""Helpers of warnings and error messages."""
+"""Warnings, errors, and the names of other libraries with the code to write instead."""
 
+import difflib
+import functools
+import inspect
 import linecache
 import sys
 import traceback
 import warnings
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar, cast
 
 import jax
 
@@ -65,3 +68,249 @@ def uncalled(given: Any) -> str:
     if type(given).__name__ == "Optimizer":
         return " Join transforms before you bind them: `sl.Optimizer(tx | other, model)`."
     return f" Call it first: `{given.__name__}(...)`." if hasattr(given, "__name__") else ""
+
+
+_Advised = TypeVar("_Advised", bound=Callable[..., Any])
+
+_RENAMED: dict[str, tuple[str, ...]] = {
+    "lr": ("learning_rate",),
+    "step_size": ("learning_rate",),
+    "betas": ("b1", "b2"),
+    "beta1": ("b1",),
+    "beta2": ("b2",),
+    "beta_1": ("b1",),
+    "beta_2": ("b2",),
+    "beta": ("b1",),
+    "epsilon": ("eps",),
+    "wd": ("weight_decay",),
+    "mask": ("decay_where",),
+    "weight_decay_mask": ("decay_where",),
+    "trust_ratio_mask": ("trust_ratio_where",),
+    "alpha": ("decay",),
+    "every_k_schedule": ("k",),
+    "use_grad_mean": ("mean",),
+    "should_skip_update_fn": ("skip",),
+    "should_transform_fn": ("condition",),
+    "projection": ("fn",),
+    "seed": ("key",),
+    "dtype_momentum": ("accumulator_dtype",),
+    "decay_offset": ("step_offset",),
+    "weight_dimension_numbers": ("layout",),
+    "muon_weight_dimension_numbers": ("layout",),
+    "mu_dtype": ("accumulator_dtype",),
+    "accumulator_dtype": ("mu_dtype",),
+}
+"""Argument names from Optax and PyTorch, and their names here."""
+
+_ELSEWHERE: dict[str, str] = {
+    "accumulate": "`tx.every_k(k)`",
+    "accumulator_dtype": '`tx.store("bfloat16", min_size=1)`',
+    "add_param_group": "`sl.partition(transforms, labels)`, and `opt.rebind(model, tx=tx)`",
+    "amsgrad": "`sl.amsgrad(learning_rate)`",
+    "apply": "`opt.step(model, grads)`, or `tx.update(grads, state, params)`",
+    "apply_gradients": "`model, opt = opt.step(model, grads)`",
+    "apply_if_finite": "`tx.if_finite(n)`",
+    "apply_updates": "`sl.apply_updates(model, updates)`",
+    "AveragedModel": "`tx.average()`",
+    "backward": "`step = sl.train_step(loss_fn)`, which differentiates the loss",
+    "bias": '`sl.where.path("**.bias")`',
+    "chain": "`tx | other`",
+    "clip": "`sl.ClipByGlobalNorm(1.0) | tx`",
+    "clip_by_global_norm": "`sl.ClipByGlobalNorm(1.0) | tx`",
+    "clip_grad_norm": "`sl.ClipByGlobalNorm(1.0) | tx`",
+    "clip_grad_norm_": "`sl.ClipByGlobalNorm(1.0) | tx`",
+    "clip_grad_value_": "`sl.Clip(1.0) | tx`",
+    "clipnorm": "`sl.ClipByGlobalNorm(1.0) | tx`",
+    "clipvalue": "`sl.Clip(1.0) | tx`",
+    "compile": "`step = sl.train_step(loss_fn)`, which is compiled",
+    "conditionally_mask": '`tx.when(condition, otherwise="zero")`',
+    "conditionally_transform": "`tx.when(condition)`",
+    "cosine": "`sl.schedules.cosine_decay(init_value, decay_steps)`",
+    "CosineAnnealingLR": "`sl.adam(sl.schedules.cosine_decay(1e-3, steps))`",
+    "CosineAnnealingWarmRestarts": "`sl.schedules.sgdr(cycles)`",
+    "CosineDecay": "`sl.schedules.cosine_decay(init_value, decay_steps)`",
+    "ema": "`tx.average(decay)`",
+    "ema_momentum": "`tx.average(decay)`",
+    "every": "`tx.every_k(k)`",
+    "ExponentialLR": "`sl.schedules.exponential_decay(1e-3, 1, gamma)`",
+    "fit": "`step = sl.train_step(loss_fn)` and `model, opt, loss = step(model, opt, x, y)`",
+    "freeze": "`sl.Optimizer(tx, model, trainable=~where)`",
+    "grad": "`eqx.filter_grad(loss_fn)`, or `step = sl.train_step(loss_fn)`",
+    "global_clipnorm": "`sl.ClipByGlobalNorm(1.0) | tx`",
+    "GradientTransformation": "`sl.AbstractTransform`",
+    "GradientTransformationExtraArgs": "`sl.AbstractTransform`",
+    "GradScaler": "`tx.scale_loss()`",
+    "init": "`opt = sl.Optimizer(tx, model)`, which has initialized the state",
+    "inject_hyperparams": "`sl.adam(lr)`; `opt.hyperparams` reads, `opt.with_hyperparams` changes",
+    "inject_stateful_hyperparams": '`tx.drive({"learning_rate": schedule})`',
+    "join_schedules": "`sl.schedules.join(...)`",
+    "LambdaLR": "`sl.adam(lambda step: ...)`",
+    "LinearLR": "`sl.schedules.linear(init_value, end_value, transition_steps)`",
+    "load_state_dict": '`sl.checkpoint.load(path, model=model, opt=opt)["opt"]`',
+    "lr_finder": "`sl.lr_range_test(loss_fn, tx, model, batches)`",
+    "masked": "`tx.mask(where)`, or `tx.only(where)`",
+    "maximize": "`tx.maximize()`",
+    "microbatch": "`sl.train_step(loss_fn, microbatches=m)`",
+    "microbatching": "`sl.train_step(loss_fn, microbatches=m)`",
+    "minimize": "`step = sl.train_step(loss_fn)` and `model, opt, loss = step(model, opt, x, y)`",
+    "mu_dtype": '`tx.store({"mu": "bfloat16"}, min_size=1)`',
+    "multi_steps": "`tx.every_k(k)`",
+    "multi_transform": "`sl.partition(transforms, labels)`",
+    "MultiStepLR": "`sl.schedules.piecewise_constant(1e-3, {30_000: 0.1, 60_000: 0.1})`",
+    "MultiSteps": "`tx.every_k(k)`",
+    "OneCycleLR": "`sl.schedules.cosine_onecycle(steps, peak_value)`",
+    "nu_dtype": '`tx.store({"nu": "bfloat16"}, min_size=1)`',
+    "opt_state": "`opt.state`",
+    "optim": "`sl.adam(1e-3)`: the recipes are names of the package itself",
+    "param_groups": "`opt.describe(model)` to see the groups, and `opt.with_hyperparams(...)`",
+    "params_ema": "`tx.average(decay)`",
+    "polyak": "`tx.average()`",
+    "polyak_averaging": "`tx.average()`, or `sl.incremental_update(new, old, step_size)`",
+    "PolynomialLR": "`sl.schedules.polynomial(init_value, end_value, power, transition_steps)`",
+    "reduce_on_plateau": '`tx.drive({"learning_rate": sl.schedules.ReduceOnPlateau(...)})`',
+    "restore": "`sl.checkpoint.load(path, model=model, opt=opt)`",
+    "safe_increment": "`sl.tree.increment`",
+    "safe_int32_increment": "`sl.tree.increment`",
+    "ScalarOrSchedule": "`sl.Hyperparameter`",
+    "schedule": "`sl.adam(sl.schedules.cosine_decay(1e-3, steps))`",
+    "selective_transform": "`tx.only(where)`",
+    "SequentialLR": "`sl.schedules.join(...)`",
+    "skip_large_updates": "`tx.every_k(k, skip=sl.SkipLargeUpdates(c))`",
+    "skip_nan": "`tx.if_finite(n)`",
+    "skip_not_finite": "`tx.every_k(k, skip=sl.SkipNotFinite())`",
+    "split_real_and_imaginary": "`tx.split_complex()`",
+    "state_dict": (
+        "`sl.checkpoint.save(path, model=model, opt=opt)` to save a run, or `opt.state` to look at "
+        "the state"
+    ),
+    "stateless_with_tree_map": "`sl.StatelessPerLeaf(fn)`",
+    "StepLR": "`sl.schedules.exponential_decay(1e-3, step_size, gamma, staircase=True)`",
+    "swa": "`tx.average()`",
+    "SWALR": "`tx.average()`",
+    "then": "`tx | other`",
+    "train": "`step = sl.train_step(loss_fn)` and `model, opt, loss = step(model, opt, x, y)`",
+    "tree_map_params": "`sl.map_params(fn, state, params)`",
+    "tree_utils": "`sl.tree`",
+    "use_ema": "`tx.average(decay)`",
+    "value_and_grad": "`step = sl.train_step(loss_fn)`, or `eqx.filter_value_and_grad(loss_fn)`",
+    "value_and_grad_from_state": "`sl.train_step(loss_fn, reuse_linesearch=True)`",
+    "weight_decay": (
+        "`sl.adamw(learning_rate, weight_decay=0.1)`, or `sl.AddDecayedWeights(0.1) | tx`"
+    ),
+    "with_ema": "`tx.average(decay)`",
+    "with_hyperparams": (
+        "`opt = opt.with_hyperparams(...)` of an optimizer, `opt = sl.Optimizer(tx, model)`"
+    ),
+    "zero_grad": "nothing: JAX does not accumulate gradients",
+}
+"""Functions, methods and keywords of Optax, PyTorch and Keras, or that people expect, and the code
+to write instead."""
+
+_OPTIONS_OF_RULES = frozenset(["accumulator_dtype", "maximize", "mu_dtype", "nu_dtype"])
+"""Keywords in this table that rules may be given too."""
+
+
+def renamed(name: str, known: Iterable[str]) -> str:
+    """Advice that names the known arguments with another name elsewhere, if any."""
+    ours = _RENAMED.get(name, ())
+    return f" Write {' and '.join(ours)}." if ours and set(ours) <= set(known) else ""
+
+
+def elsewhere(name: str) -> str:
+    """Advice for a name of another library, if it is one."""
+    return f" Write {_ELSEWHERE[name]}." if name in _ELSEWHERE else ""
+
+
+def similar(name: str, known: Mapping[str, str], cutoff: float = 0.7) -> str:
+    """Suggests the code of the most similar names, if any are similar enough."""
+    close = difflib.get_close_matches(name, known, n=2, cutoff=cutoff)
+    return f" Did you mean {' or '.join(known[n] for n in close)}?" if close else ""
+
+
+def keyword_advice(keyword: str, known: Iterable[str]) -> str:
+    """Advice for an unknown keyword."""
+    names = {name: name for name in known if name != "self"}
+    # The other names in the table are names of functions, and keywords of optimizers only.
+    is_option = "learning_rate" in names or keyword in _OPTIONS_OF_RULES
+    return (
+        renamed(keyword, names)
+        or (elsewhere(keyword) if is_option else "")
+        or similar(keyword, names)
+        or (f" It takes {', '.join(names)}." if names else " It takes none.")
+    )
+
+
+def check_keywords(function: Callable[..., Any], name: str, keywords: Iterable[str]) -> None:
+    """Raises a `TypeError` with advice if a function does not take one of the keywords."""
+    known = _keywords(function)
+    if known is None or known.issuperset(keywords):
+        return
+    unknown = next(keyword for keyword in keywords if keyword not in known)
+    names = inspect.signature(function).parameters
+    raise TypeError(
+        f"{name}() got an unexpected keyword '{unknown}'.{keyword_advice(unknown, names)}"
+    )
+
+
+@functools.cache
+def _keywords(function: Callable[..., Any]) -> frozenset[str] | None:
+    """The names of a function's parameters; `None` if it takes any keyword."""
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return None
+    return frozenset(parameters)
+
+
+def advise_positions(advice: str, name: str | None = None) -> Callable[[_Advised], _Advised]:
+    """A decorator that refuses missing arguments, and too many by position, with advice.
+
+    Unknown keywords are refused as by `advise_keywords`. The signature stays the same. `name` is
+    the function's name if users call it by another one.
+    """
+
+    def decorate(function: _Advised) -> _Advised:
+        parameters = inspect.signature(function).parameters
+        named = name or function.__name__
+        kinds = [p.kind for p in parameters.values()]
+        most = sum(kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD for kind in kinds)
+        unlimited = inspect.Parameter.VAR_POSITIONAL in kinds
+        required = [p for p in [*parameters.values()][:most] if p.default is p.empty]
+        # Methods are called with `self`, which nobody writes.
+        own = "self" in parameters
+
+        def is_missing(i: int, p: inspect.Parameter, count: int, keywords: Iterable[str]) -> bool:
+            return i >= count and (p.kind is p.POSITIONAL_ONLY or p.name not in keywords)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if kwargs:
+                check_keywords(function, named, kwargs)
+            if len(args) > most and not unlimited:
+                raise TypeError(
+                    f"{named}() takes {most - own} argument{'s' * (most - own > 1)} by "
+                    f"position, got {len(args) - own}. {advice}"
+                )
+            if len(args) < len(required):
+                count = len(args)
+                absent = [
+                    f"'{p.name}'" for i, p in enumerate(required) if is_missing(i, p, count, kwargs)
+                ]
+                if absent:
+                    raise TypeError(f"{named}() is missing {' and '.join(absent)}. {advice}")
+            return function(*args, **kwargs)
+
+        return cast(_Advised, call)
+
+    return decorate
+
+
+def advise_keywords(function: _Advised) -> _Advised:
+    """A decorator for `check_keywords`. The signature stays the same."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            check_keywords(function, function.__name__, kwargs)
+        return function(*args, **kwargs)
+
+    return cast(_Advised, call)

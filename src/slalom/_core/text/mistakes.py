@@ -9,8 +9,7 @@ from typing import Any, NoReturn
 from ..fields.declare import hyperparameter_fields
 from ..methods.fluent import FLUENT
 from ..state.walk import parts
-from .advice import elsewhere, renamed, similar
-from .messages import PACKAGE
+from .messages import PACKAGE, elsewhere, renamed, similar
 from .printing import public_name
 
 _LEFT_TO_OPTAX = frozenset(

@@ -8,14 +8,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from ..._core.fields.hyperparams import read
-from ..._core.fields.readings import Readings
+from ..._core.fields.hyperparams import Readings, read
+from ..._core.protocol.bases import AbstractParameterWriter
 from ..._core.protocol.context import Context
 from ..._core.protocol.loss import loss_of
-from ..._core.protocol.parameter_writer import AbstractParameterWriter
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.walk import find, parts
-from ..._core.text.advice import advise_positions
+from ..._core.text.messages import advise_positions
 from ..._core.text.printing import AbstractPrinted, Call
 from ...tree.packed import holds_arrays, unpack
 from ...tree.sharding import to_device, to_memory_of

@@ -8,7 +8,7 @@ from ... import tree
 from ..._core.engine.encoded import decoded
 from ..._core.protocol.loss import Loss
 from ...tree.types import Params
-from ...wrappers.scope.split_complex import joined
+from ...wrappers.scope.forms import joined
 
 
 def sampled_params(loss: Loss, params: Params, key: Any = None) -> Params:

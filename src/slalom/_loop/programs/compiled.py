@@ -12,8 +12,8 @@ import jax
 from jax.sharding import NamedSharding
 from jaxtyping import Array
 
+from ..._core.protocol.bases import params_to_evaluate
 from ..._core.protocol.chain import first_link
-from ..._core.protocol.parameter_writer import params_to_evaluate
 from ..._core.protocol.writer import ADD, RETURN, Writer
 from ..._core.state.walk import transforms
 from ...tree.captures import cached

@@ -18,7 +18,7 @@ from ..._core.text import notebook
 from ..._core.text.printing import LINE, Call, Infix, bytes_as_text, code, shortest
 from ...tree.paths import dotted, whole
 from ...where.resolve import Where
-from ...wrappers.scope.flatten import Flatten
+from ...wrappers.scope.forms import Flatten
 from ..binding.model import Split
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ import jax
 import numpy as np
 
 from ... import tree
-from ..._core.fields.bind_numbers import bind_numbers
-from ..._core.fields.hyperparams import bound
+from ..._core.fields.hyperparams import bind_numbers, bound
 from ..._core.protocol.chain import Chain
 from ..._core.protocol.loss import loss_of
 from ..._core.protocol.parts import Part
@@ -26,7 +25,7 @@ from ...tree.dtypes import canonical_float
 from ...tree.paths import leaf_paths
 from ...tree.types import Params
 from ...where.masks import check_matches
-from ...wrappers.gradients.maximize import Maximize
+from ...wrappers.gradients.loss import Maximize
 from ...wrappers.scope.partitions import Partition
 
 # The warnings of pairs of a transform and parameters that have passed all checks. Meta-learning

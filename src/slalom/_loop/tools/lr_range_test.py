@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Float
 
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.advice import advise_keywords
 from ..._core.text.figures import make_figure
+from ..._core.text.messages import advise_keywords
 from ...tree.types import PyTree
 from ...where.resolve import WhereLike
 from ..binding.optimizer import Optimizer

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ..._core.fields.declare import check_number
 from ..._core.protocol.real_vectors import from_vector
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.advice import advise_keywords
+from ..._core.text.messages import advise_keywords
 from ...tree.dtypes import canonical_float
 from ...tree.types import PyTree, Tracer
 from ...where.resolve import WhereLike

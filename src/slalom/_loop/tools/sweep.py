@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Real
 from ..._core.fields.hyperparams import all_targets, targets
 from ..._core.fields.schedule import AbstractSchedule
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.advice import advise_keywords, advise_positions
+from ..._core.text.messages import advise_keywords, advise_positions
 from ...tree.paths import candidates
 from ...tree.types import PyTree
 from ...where.resolve import WhereLike

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from ..._core.protocol.bases import AbstractPerExampleTransform
 from ..._core.protocol.chain import last_link
 from ..._core.protocol.context import Context
 from ..._core.protocol.loss import Loss, loss_of
 from ..._core.protocol.parts import Part
-from ..._core.protocol.per_example import AbstractPerExampleTransform
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.messages import warn
 from ...combine import Terms

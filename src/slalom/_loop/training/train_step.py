@@ -5,7 +5,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, Unp
 
 from jaxtyping import Array
 
-from ..._core.text.advice import advise_keywords, advise_positions
+from ..._core.text.messages import advise_keywords, advise_positions
 from ...tree.types import is_function
 from .compute_dtype import as_compute_dtype
 from .options import BatchArgs, Options, TrainOptions

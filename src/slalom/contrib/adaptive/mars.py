@@ -12,8 +12,8 @@ from ..._core.engine.matrices import matrices
 from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.advice import advise_keywords
-from ...rules.adaptive._adam import AbstractMoments
+from ..._core.text.messages import advise_keywords
+from ...rules.adaptive.adam import AbstractMoments
 from ...rules.momentum.momentum import first_moment
 from ...rules.shaping.clip import clip_factor
 from ...rules.shaping.decay import decayed_descent

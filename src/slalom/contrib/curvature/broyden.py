@@ -12,7 +12,7 @@ from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.real_vectors import from_vector, to_vector
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.advice import advise_keywords
+from ..._core.text.messages import advise_keywords
 from ...rules.curvature._fields import first_scale, kept, last_changes
 from ...rules.curvature._system import check_size, dtype_and_size
 from ...rules.curvature.lbfgs import _ZOOM

@@ -16,7 +16,7 @@ from ..._core.protocol.context import Context
 from ..._core.protocol.loss import Loss
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.advice import advise_keywords
+from ..._core.text.messages import advise_keywords
 from ...rules.measuring.noise import normal_like
 from ...rules.shaping.scale import ScaleByLearningRate
 from ...tree.paths import leaf_paths

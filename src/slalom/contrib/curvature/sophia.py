@@ -14,7 +14,7 @@ from ..._core.fields.keys import AbstractKeyed, key_field
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.transform import AbstractTransform, missing
-from ..._core.text.advice import advise_keywords
+from ..._core.text.messages import advise_keywords
 from ...rules.momentum.momentum import first_moment
 from ...rules.shaping.decay import decayed_descent
 from ...tree.paths import leaf_paths

@@ -11,9 +11,9 @@ from jaxtyping import Array, Float, Inexact, Int, PyTree
 from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.advice import advise_keywords
+from ..._core.text.messages import advise_keywords
 from ...rules._layout import block_counts, warn_guessed
-from ...rules.adaptive._adam import AbstractMoments
+from ...rules.adaptive.adam import AbstractMoments
 from ...rules.momentum.momentum import first_moment
 from ...rules.shaping.decay import decayed_descent
 from ...tree.paths import leaf_paths

@@ -12,14 +12,14 @@ from ... import fields, tree
 from ..._core.fields.keys import AbstractKeyed, key_field
 from ..._core.protocol.chain import chain
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.advice import advise_keywords
+from ..._core.text.messages import advise_keywords
 from ...rules.momentum.momentum import first_moment
 from ...rules.shaping.decay import decayed_descent
 from ...tree.dtypes import sum_dtype
 from ...tree.types import Hyperparameter, Params
 from ...where.layout import LayoutLike
 from ...where.resolve import WhereLike
-from ._low_rank import AbstractProjectedAdam, WideMatrix, wide_matrices
+from .galore import AbstractProjectedAdam, WideMatrix, wide_matrices
 
 
 class ScaleByApolloState(eqx.Module):

@@ -17,10 +17,9 @@ from ..._core.protocol.chain import chain
 from ..._core.protocol.parts import CHECK
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.advice import advise_keywords
+from ..._core.text.messages import advise_keywords
 from ...rules._layout import check_scale, scale_of, warn_guessed
-from ...rules.matrices._orthonormal import first_shift, products_and_factor
-from ...rules.matrices._products import adjoint, times_adjoint
+from ...rules.matrices._orthonormal import adjoint, first_shift, products_and_factor, times_adjoint
 from ...rules.matrices._routing import chosen, decay_if_any, with_adam_elsewhere
 from ...rules.matrices.orthogonalize import _default_adam_rate
 from ...rules.momentum.momentum import first_moment

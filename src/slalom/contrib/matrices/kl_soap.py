@@ -17,7 +17,7 @@ from ...rules.matrices._kronecker import (
     into_basis,
     iterated_eigenvectors,
 )
-from ...rules.matrices._products import adjoint, adjoint_times
+from ...rules.matrices._orthonormal import adjoint, adjoint_times
 from ...rules.matrices.soap import AbstractInEigenbasis, AbstractInEigenbasisState
 from ...tree.types import Params
 from ...where.layout import LayoutLike

@@ -9,7 +9,7 @@ from jaxtyping import Array
 
 from ... import fields, tree
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.advice import advise_keywords
+from ..._core.text.messages import advise_keywords
 from ...rules.rate_free._sums import (
     AbstractEstimatingAdam,
     AbstractEstimatingState,

@@ -11,7 +11,7 @@ from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.advice import advise_keywords
+from ..._core.text.messages import advise_keywords
 from ...rules.rate_free._sums import bounded
 from ...rules.rate_free.dog import squares
 from ...rules.shaping.decay import decayed

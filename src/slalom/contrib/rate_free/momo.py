@@ -11,7 +11,7 @@ from ... import fields, tree
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform, State
-from ..._core.text.advice import advise_keywords
+from ..._core.text.messages import advise_keywords
 from ...rules.momentum.momentum import first_moment
 from ...rules.rate_free._sums import bounded
 from ...rules.shaping.decay import decay_mask, where_field

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree, Real
 
 from ... import fields, tree
+from ..._core.protocol.bases import AbstractPerExampleTransform
 from ..._core.protocol.context import Context
-from ..._core.protocol.per_example import AbstractPerExampleTransform
 from ...rules.rate_free._sums import number
 from ...tree.dtypes import as_float, sum_dtype
 from ...tree.means import moved

@@ -17,8 +17,7 @@ from ..._core.fields.declare import check_number
 from ..._core.protocol.chain import Identity
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.messages import warn
-from ...rules.adaptive._adam import AbstractAdam
-from ...rules.adaptive.adam import ScaleByAdam
+from ...rules.adaptive.adam import AbstractAdam, ScaleByAdam
 from ...rules.adaptive.adan import ScaleByAdan
 from ...rules.low_memory.adafactor import ScaleByFactoredRms
 from ...rules.low_memory.rms import ScaleByRms, ScaleByStddev

@@ -10,18 +10,16 @@ from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.state.walk import inner_transforms, transforms
-from ..._core.text.advice import advise_keywords
+from ..._core.text.messages import advise_keywords
 from ...rules.matrices.matrix_norms import ScaleByRowRms
 from ...rules.measuring.check_finite import CheckFinite
 from ...rules.measuring.monitor import Monitor
 from ...rules.momentum.momentum import Ema, Trace
 from ...rules.shaping.cautious import Cautious
-from ...rules.shaping.clip import Clip, ClipByGlobalNorm
+from ...rules.shaping.clip import Clip, ClipByGlobalNorm, ZClip
 from ...rules.shaping.constrain import SetToZero
 from ...rules.shaping.decay import AddDecayedWeights
-from ...rules.shaping.scale import Scale, ScaleByLearningRate, ScaleBySchedule
-from ...rules.shaping.scale_by import ScaleBy
-from ...rules.shaping.zclip import ZClip
+from ...rules.shaping.scale import Scale, ScaleBy, ScaleByLearningRate, ScaleBySchedule
 from ...where.layout import LayoutLike
 from ...wrappers.gradients.graft import Graft
 from .rate_factors import mup, rule_of, trainable

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from ... import fields, tree
+from ..._core.protocol.bases import AbstractStatelessTransform
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import CHECK
-from ..._core.protocol.stateless import AbstractStatelessTransform
 from ..._core.protocol.traits import Merge
 from ...rules._layout import warn_guessed
 from ...tree.dtypes import canonical_float

@@ -11,12 +11,12 @@ from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.advice import advise_keywords
+from ..._core.text.messages import advise_keywords
 from ...tree.means import log_of_decay
 from ...tree.types import Hyperparameter, Params, Scalar
 from ..momentum.momentum import first_moment
 from ..shaping.scale import ScaleByLearningRate
-from ._adam import AbstractAdam, ScaleByAdamState
+from .adam import AbstractAdam, ScaleByAdamState
 
 
 class ScaleByBelief(AbstractAdam):

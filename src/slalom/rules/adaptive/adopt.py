@@ -11,11 +11,11 @@ from jaxtyping import Array, Real
 from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.advice import advise_keywords
+from ..._core.text.messages import advise_keywords
 from ...tree.types import Hyperparameter
 from ...where.resolve import WhereLike
 from ..shaping.decay import decayed_descent
-from ._adam import AbstractAdam
+from .adam import AbstractAdam
 
 
 def _fourth_root(step: Real[Array, "*leaves"]) -> Real[Array, "*leaves"]:

@@ -8,12 +8,12 @@ import numpy as np
 from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.advice import advise_keywords
+from ..._core.text.messages import advise_keywords
 from ...tree.means import moved
 from ...tree.types import Hyperparameter
 from ...where.resolve import WhereLike, as_where
 from ..shaping.scale import ScaleByLearningRate
-from ._adam import AbstractAdam
+from .adam import AbstractAdam
 
 
 class ScaleByStableAdam(AbstractAdam):

@@ -13,7 +13,7 @@ from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.real_vectors import from_vector, to_vector
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.advice import advise_keywords
+from ..._core.text.messages import advise_keywords
 from ...tree.dtypes import sum_dtype
 from ...tree.types import Hyperparameter, Params, Updates
 from ..linesearch.zoom import ScaleByZoomLinesearch

@@ -14,7 +14,7 @@ from ..._core.protocol.parts import CHECK
 from ..._core.protocol.real_vectors import to_vector
 from ..._core.protocol.residuals import Residuals
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.advice import advise_keywords
+from ..._core.text.messages import advise_keywords
 from ...tree.dtypes import canonical_float
 from ...tree.types import Hyperparameter, Params, Scalar, Updates
 from ._box import Box, in_boxes

@@ -13,7 +13,7 @@ from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.advice import advise_keywords
+from ..._core.text.messages import advise_keywords
 from ...tree.means import moved
 from ...tree.types import Hyperparameter, Params, Scalar
 from ...where.layout import LayoutLike

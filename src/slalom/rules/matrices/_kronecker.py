@@ -22,8 +22,7 @@ from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import State, missing
 from ...tree.types import Params
 from ...where.layout import Matrix
-from ._orthonormal import orthonormal
-from ._products import adjoint, adjoint_times, times_adjoint
+from ._orthonormal import adjoint, adjoint_times, orthonormal, times_adjoint
 
 # --- how often ------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from jaxtyping import Array, Inexact
 
 from ... import tree
 from ...tree.types import Scalar
-from ._products import adjoint
+from ._orthonormal import adjoint
 
 Triple = tuple[float, float, float]
 

@@ -15,7 +15,7 @@ from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.advice import advise_keywords
+from ..._core.text.messages import advise_keywords
 from ...tree.types import Hyperparameter, Params
 from ...where.layout import LayoutLike
 from ...where.resolve import WhereLike
@@ -23,7 +23,7 @@ from ..momentum.momentum import Ema
 from ..shaping.clip import clip_factor
 from ..shaping.scale import ScaleByLearningRate
 from ._kronecker import bounded_entries, has_factor, sides_as_text
-from ._products import adjoint, adjoint_times
+from ._orthonormal import adjoint, adjoint_times
 from ._routing import chosen, decay_if_any, with_adam_elsewhere
 
 

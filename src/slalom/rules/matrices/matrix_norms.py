@@ -14,7 +14,7 @@ from ..._core.engine.matrices import matrices
 from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.advice import advise_keywords
+from ..._core.text.messages import advise_keywords
 from ...tree.dtypes import sum_dtype
 from ...tree.means import moved
 from ...tree.types import Hyperparameter, Params

@@ -12,12 +12,12 @@ import numpy as np
 from ... import fields, tree
 from ..._core.engine.matrices import layouts_in_blocks
 from ..._core.fields.schedule import as_schedule
+from ..._core.protocol.bases import AbstractStatelessTransform
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import CHECK
-from ..._core.protocol.stateless import AbstractStatelessTransform
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.advice import advise_keywords
+from ..._core.text.messages import advise_keywords
 from ...tree.types import Hyperparameter, Params, Updates, is_function
 from ...where.layout import Layout, LayoutLike, Matrix
 from ...where.resolve import WhereLike

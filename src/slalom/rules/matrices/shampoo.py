@@ -11,7 +11,7 @@ from ... import fields, tree
 from ..._core.engine.matrices import matrices_or_none, of_matrices
 from ..._core.protocol.chain import chain
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.advice import advise_keywords
+from ..._core.text.messages import advise_keywords
 from ...tree.types import Hyperparameter, Params
 from ...where.layout import LayoutLike, Matrix
 from ...where.resolve import WhereLike
@@ -19,7 +19,7 @@ from ..low_memory.rms import ScaleByRms
 from ..momentum.momentum import Ema
 from ..shaping.scale import ScaleByLearningRate
 from ._kronecker import AbstractRefreshed, Frequency, bounded_entries, frequency_field
-from ._products import adjoint
+from ._orthonormal import adjoint
 from ._routing import chosen, decay_if_any, with_adam_elsewhere
 
 

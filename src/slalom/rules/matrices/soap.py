@@ -11,7 +11,7 @@ from jaxtyping import Array, Inexact, Int, PyTree
 from ... import fields, tree
 from ..._core.protocol.chain import chain
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.advice import advise_keywords
+from ..._core.text.messages import advise_keywords
 from ...tree.types import Hyperparameter, Params
 from ...where.layout import LayoutLike
 from ...where.resolve import WhereLike

@@ -9,11 +9,11 @@ from jaxtyping import Array, Int, PyTree, UInt32
 
 from ... import fields, tree
 from ..._core.fields.keys import AbstractKeyed, key_field
+from ..._core.protocol.bases import AbstractPerExampleTransform
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
-from ..._core.protocol.per_example import AbstractPerExampleTransform
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.advice import advise_keywords
+from ..._core.text.messages import advise_keywords
 from ...tree.paths import leaf_paths
 from ...tree.types import Gradients, Hyperparameter, Params, Scalar, Updates
 from ..momentum.momentum import momentum_if_any

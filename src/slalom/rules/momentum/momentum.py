@@ -13,7 +13,7 @@ from ..._core.fields.schedule import AbstractSchedule
 from ..._core.protocol.chain import chain
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.advice import advise_keywords
+from ..._core.text.messages import advise_keywords
 from ...tree.paths import dotted
 from ...tree.types import Hyperparameter, Params, Tracer
 from ..shaping.scale import ScaleByLearningRate

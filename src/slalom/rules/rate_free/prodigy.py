@@ -9,7 +9,7 @@ from jaxtyping import Array, Inexact, PyTree
 
 from ... import fields, tree
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.advice import advise_keywords
+from ..._core.text.messages import advise_keywords
 from ...tree.types import Hyperparameter, Params
 from ...where.resolve import Where, WhereLike
 from ..shaping.decay import where_field

@@ -5,7 +5,7 @@ from typing import Any
 from ..._core.fields.declare import check_step
 from ..._core.protocol.chain import chain
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.advice import advise_keywords
+from ..._core.text.messages import advise_keywords
 from ...schedules import warmup_constant
 from ...tree.types import Hyperparameter, is_function
 from ...where.resolve import WhereLike

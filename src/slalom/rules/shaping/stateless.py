@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 import equinox as eqx
 
 from ... import tree
+from ..._core.protocol.bases import AbstractStatelessTransform
 from ..._core.protocol.context import Context
-from ..._core.protocol.stateless import AbstractStatelessTransform
 from ...tree.types import Params, Updates
 
 

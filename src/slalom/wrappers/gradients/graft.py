@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Inexact, PyTree
 
 from ... import tree
 from ..._core.engine.matrices import refuse_unequal
-from ..._core.protocol.parameter_writer import AbstractParameterWriter
+from ..._core.protocol.bases import AbstractParameterWriter
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform, require_transform
 from ..._core.protocol.wrapper import AbstractWrapper, refuse_constraints

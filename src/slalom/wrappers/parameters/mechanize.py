@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, PyTree
 
 from ... import fields, tree
+from ..._core.protocol.bases import AbstractParameterWriter
 from ..._core.protocol.context import Context
-from ..._core.protocol.parameter_writer import AbstractParameterWriter
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper, refuse_constraints, run_if

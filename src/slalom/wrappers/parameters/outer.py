@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Inexact, Int, PyTree
 
 from ... import fields, tree
 from ..._core.engine.encoded import encoded_as
-from ..._core.protocol.parameter_writer import AbstractParameterWriter
+from ..._core.protocol.bases import AbstractParameterWriter
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform, require_transform
 from ..._core.protocol.wrapper import AbstractWrapper

@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from ... import tree
+from ..._core.protocol.bases import AbstractParameterWriter, params_to_evaluate
 from ..._core.protocol.context import Context
-from ..._core.protocol.parameter_writer import AbstractParameterWriter, params_to_evaluate
 from ..._core.protocol.parts import CHECK, Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper, run_if

@@ -14,9 +14,9 @@ from jaxtyping import Array, Float, Inexact, Int, PyTree, Real
 from ... import fields, tree
 from ..._core.fields.declare import hyperparameter_fields
 from ..._core.fields.schedule import read_number
+from ..._core.protocol.bases import AbstractParameterWriter
 from ..._core.protocol.chain import Chain
 from ..._core.protocol.context import Context
-from ..._core.protocol.parameter_writer import AbstractParameterWriter
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import (

@@ -13,8 +13,8 @@ from jaxtyping import Array, Float, Float32, Int8, PyTree
 from ... import fields, tree
 from ..._core.engine.policies import POLICIES, PolicyWrite, Seeds, split
 from ..._core.fields.keys import AbstractKeyed, key_field
+from ..._core.protocol.bases import AbstractParameterWriter, params_to_evaluate
 from ..._core.protocol.context import Context
-from ..._core.protocol.parameter_writer import AbstractParameterWriter, params_to_evaluate
 from ..._core.protocol.parts import CHECK, Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from ... import tree
-from ..._core.fields.hyperparams import read
-from ..._core.fields.readings import Readings
+from ..._core.fields.hyperparams import Readings, read
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform

@@ -1,0 +1,168 @@
+"""Bases of transforms without state, of single examples, and that write parameters themselves."""
+
+import abc
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from ... import tree
+from ...tree.types import Gradients, Params, PyTree, Updates
+from ..state.walk import parts
+from .context import Context
+from .transform import AbstractTransform, State, advise_inputs
+
+
+class AbstractStatelessTransform(AbstractTransform[None]):
+    """A rule without state: from the updates, and perhaps the parameters, to new updates.
+
+    To write one, subclass this, declare the fields, and write `apply`:
+
+    ```python
+    >>> class ScaleBySign(sl.AbstractStatelessTransform):
+    ...     def apply(self, updates, params, context):
+    ...         return jax.tree.map(jnp.sign, updates)
+    >>> ScaleBySign() | sl.ScaleByLearningRate(0.1)
+    ScaleBySign() | sl.ScaleByLearningRate(0.1)
+
+    ```
+    """
+
+    @abc.abstractmethod
+    def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
+        """Transforms updates.
+
+        **Arguments:**
+
+        - `updates`, `params`, `context`: as for `update`.
+
+        **Returns:** the new updates, in the accumulation dtype.
+        """
+
+    def init(self, params: Params) -> None:
+        return tree.no_state(params)
+
+    @advise_inputs
+    def update(
+        self,
+        updates: Updates,
+        state: None,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, None]:
+        del state
+        return self.apply(updates, params, context), None
+
+
+class AbstractPerExampleTransform(AbstractTransform):
+    """A first link whose gradients have a leading axis of examples.
+
+    A subclass implements `init`, `gather` and `finish`. A training step may process the parts of a
+    batch in sequence: it adds up the results of `gather` and calls `finish` once.
+    """
+
+    per_example: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def gather(self, grads: Gradients, context: Context | None) -> tuple[Updates, PyTree]:
+        """Sums over examples.
+
+        **Arguments:**
+
+        - `grads`: gradients with a leading axis of examples.
+        - `context`: the `sl.Context` of the step.
+
+        **Returns:** a tree like the parameters, in at least float32, and any tree of other sums,
+        such as counts.
+        """
+
+    @abc.abstractmethod
+    def finish(
+        self, total: Updates, counts: PyTree, size: int, state: Any, context: Context | None
+    ) -> tuple[Updates, Any]:
+        """Computes the updates from the sums over the whole batch.
+
+        **Arguments:**
+
+        - `total`, `counts`: the results of `gather`, summed over the parts of the batch.
+        - `size`: the number of examples.
+        - `state`, `context`: as for `update`.
+
+        **Returns:** the updates and the new state, as `update` does.
+        """
+
+    def update(
+        self,
+        updates: Gradients,
+        state: Any,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, Any]:
+        del params
+        if context is not None and context.gathered is not None:
+            return self.finish(updates, *context.gathered, state, context)
+        leaves = jax.tree.leaves(updates)
+        size = leaves[0].shape[0] if leaves and self.per_example else 1
+        total, counts = self.gather(updates, context)
+        return self.finish(total, counts, size, state, context)
+
+
+class AbstractParameterWriter(AbstractTransform[State]):
+    """A transform that writes parameters itself, and keeps other parameters to evaluate.
+
+    A subclass writes `init`, `update`, `step` and `eval_params`. It must be the last link of a
+    chain: a later link could not change the written parameters.
+    """
+
+    @abc.abstractmethod
+    def step(
+        self, grads: Any, state: State, params: Params, context: Context | None = None
+    ) -> tuple[Params, State]:
+        """As `AbstractTransform.step`."""
+
+    @abc.abstractmethod
+    def eval_params(self, state: State, params: Params) -> Params:
+        """The parameters to evaluate.
+
+        **Arguments:**
+
+        - `state`: this transform's state.
+        - `params`: the parameters that are trained.
+
+        **Returns:** a tree like `params`, in any precision. Its arrays must not be the state's own:
+        the next step may donate those.
+        """
+
+    def full_params(self, state: State, params: Params) -> Params:
+        """The parameters to evaluate, in the precision in which they are kept.
+
+        **Arguments, Returns:** as for `eval_params`.
+        """
+        return self.eval_params(state, params)
+
+
+def params_to_evaluate(
+    root: AbstractTransform[Any], state: Any, params: Params, *, full_precision: bool = False
+) -> Params:
+    """The parameters to evaluate: at each leaf, those of the outermost writer that acts on it.
+
+    **Arguments:**
+
+    - `root`, `state`, `params`: a transform, its state, and the parameters that are trained.
+    - `full_precision`: whether to keep the precision of the writer, or to use that of `params`.
+    """
+    leaves, structure = jax.tree.flatten(params, is_leaf=_is_hole)
+    found = [False] * len(leaves)
+    for part in parts(root, state, params=params):
+        if isinstance(part.module, AbstractParameterWriter) and jax.tree.leaves(part.params):
+            method = part.module.full_params if full_precision else part.module.eval_params
+            own = method(part.state, part.params)
+            for i, x in enumerate(structure.flatten_up_to(own)):
+                if x is not None and not found[i]:
+                    leaves[i] = x if full_precision else jnp.asarray(x, leaves[i].dtype)
+                    found[i] = True
+    return structure.unflatten(leaves)
+
+
+def _is_hole(x: Any) -> bool:
+    return x is None

@@ -50,6 +50,7 @@ with _checked:
     from ._loop.binding.model import apply_updates as apply_updates
     from ._loop.binding.optimizer import Optimizer as Optimizer
     from ._loop.reports.plan import plan as plan
+    from ._loop.reports.plots import plot_metrics as plot_metrics
     from ._loop.reports.target import (
         incremental_update as incremental_update,
         periodic_update as periodic_update,
@@ -64,9 +65,7 @@ with _checked:
         lr_range_test as lr_range_test,
     )
     from ._loop.tools.minimize import MinimizeResult as MinimizeResult, minimize as minimize
-    from ._loop.tools.plots import plot_metrics as plot_metrics
-    from ._loop.tools.sweep import sweep as sweep
-    from ._loop.tools.sweep_result import SweepResult as SweepResult
+    from ._loop.tools.sweep import SweepResult as SweepResult, sweep as sweep
     from ._loop.tools.versions import show_versions as show_versions
     from ._loop.training.keep_best import KeepBest as KeepBest
     from ._loop.training.train_step import train_step as train_step

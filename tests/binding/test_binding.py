@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 import slalom as sl
-from slalom._loop.binding.names import named_arrays, named_leaves
+from slalom._loop.binding.binding import named_arrays, named_leaves
 from table import rows
 
 model = {"a": jnp.ones(3), "b": jnp.ones((2, 2))}

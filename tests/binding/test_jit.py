@@ -15,7 +15,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import slalom as sl
 from helpers import mean_square, slow_except
-from slalom._loop.binding.names import named_arrays
+from slalom._loop.binding.binding import named_arrays
 
 x, y = jnp.ones((4, 2)), jnp.zeros((4, 2))
 
@@ -228,7 +228,8 @@ def test_a_call_returns_before_its_work_is_done_also_beside_a_runtime_check():
     step = sl.train_step(loss_fn, donate=False)
     for checked in (True, False):
         step(model, sl.Optimizer(sl.sgd(0.1), model), checked)
-    assert [one.has_runtime_checks for one in step._program._signatures.values()] == [True, False]
+    signatures = step._program._signatures.values()
+    assert [one.compiled is one.checked for one in signatures] == [True, False]
 
 
 @pytest.mark.slow
@@ -489,7 +490,7 @@ def note(updates, params):
 
 
 def test_programs_of_optimizers_die_with_these_and_serve_those_made_next(monkeypatch):
-    monkeypatch.setattr("slalom._loop.programs.families.MOST_KEPT", 2)
+    monkeypatch.setattr("slalom._loop.programs.compiled.MOST_KEPT", 2)
     make = lambda: sl.Stateless(note) | sl.sgd(0.1)  # noqa: E731
 
     def train(size, tx):

@@ -17,7 +17,7 @@ from trained import MODEL
 
 import slalom as sl
 from helpers import assert_close, assert_same_bits, kind_of
-from slalom.checkpoint import _file, _saving
+from slalom.checkpoint import _file, _save
 
 
 def test_donation_takes_nothing_from_a_save_and_may_take_what_is_loaded(path, adam):
@@ -90,7 +90,7 @@ def test_without_another_thread_a_save_is_done_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", fail)
     saving = sl.checkpoint.save(tmp_path / "run", x=np.arange(2e6), background=True)
     assert saving.done
-    assert not _saving._unfinished
+    assert not _save._unfinished
     assert sl.checkpoint.load(tmp_path / "run", x=np.zeros(2_000_000))["x"][-1] == 2e6 - 1
     monkeypatch.undo()
     sl.checkpoint.save(tmp_path / "run", x=np.ones(3), background=True).wait()
@@ -117,7 +117,7 @@ def test_a_forked_process_knows_nothing_of_the_save(tmp_path):
         for ask in (saving.wait, lambda: saving.done):
             with pytest.raises(RuntimeError, match="is being saved by the process"):
                 ask()
-        return f"in process {os.getppid()}" in repr(saving) and not _saving._unfinished
+        return f"in process {os.getppid()}" in repr(saving) and not _save._unfinished
 
     assert in_child(check) == 0
     assert saving.wait().exists()

@@ -26,7 +26,7 @@ from helpers import (
 )
 from slalom._core.state.marks import marks
 from slalom.interop import to_optax
-from slalom.interop._named import without_names
+from slalom.interop._state import without_names
 from table import GRADIENT_ROWS, PER_EXAMPLE, WITH_GRADIENT, rows
 
 matrices = sl.where.ndim(min=2)

@@ -59,7 +59,7 @@ MUTATIONS = {
         "core/test_printing.py schedules/test_schedules.py",
     ),
     "a positive mean of squares becomes zero in int8": Mutation(
-        "codecs/integers.py",
+        "codecs/blocks.py",
         "jnp.clip(rounded_root(255 * z, bits), 1, 255)",
         "jnp.clip(rounded_root(255 * z, bits), 0, 255)",
         "storage/test_precision.py storage/test_storage.py",

@@ -17,7 +17,7 @@ def test_codecs_and_fields():
         sl.adam(0.1).store("int3")
     with refused(
         TypeError,
-        "Store.codec … 'int4', or a codec … got slalom.codecs.integers.int8",
+        "Store.codec … 'int4', or a codec … got slalom.codecs.blocks.int8",
         "Call it: `sl.codecs.int8(...)`",
     ):
         sl.adam(0.1).store(sl.codecs.int8)

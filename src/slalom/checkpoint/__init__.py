@@ -4,8 +4,7 @@ from ._format import DamagedError as DamagedError, NewerVersionError as NewerVer
 from ._load import from_dict as from_dict, header as header, load as load
 from ._report import MismatchError as MismatchError
 from ._rolling import Rolling as Rolling
-from ._save import save as save, to_dict as to_dict
-from ._saving import Saving as Saving
+from ._save import Saving as Saving, save as save, to_dict as to_dict
 from ._synthesize import synthesize as synthesize
 
 __all__ = [

@@ -12,10 +12,9 @@ from .._core.text.messages import advise_positions
 from .._loop.reports.rebind import Side
 from ..tree.types import PyTree
 from . import _file
-from ._layouts import StateLayout, layout_from_json
+from ._leaves import StateLayout, layout_from_json
 from ._match import Loaded, Source, assemble
-from ._save import given
-from ._saving import settle
+from ._save import given, settle
 
 
 @advise_positions(

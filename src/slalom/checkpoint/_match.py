@@ -12,13 +12,28 @@ from .._core.engine.encoded import is_encoded
 from .._core.state.slots import Slot
 from .._core.text.messages import warn
 from .._core.text.printing import shortest
-from .._loop.binding.names import named_arrays
+from .._loop.binding.binding import named_arrays
 from .._loop.binding.optimizer import Optimizer
 from .._loop.reports.rebind import Side, Transfer, in_form_of, transfer
 from ..tree.types import PyTree, Tracer
 from ..wrappers.scope.store import Store
-from ._layouts import StateLayout, arrays_in, filled, has_all, is_decodable, layout_of, read
-from ._leaves import difference, kind, named_leaves, nodes, placed, saved_leaves, shape_of, words
+from ._leaves import (
+    StateLayout,
+    arrays_in,
+    difference,
+    filled,
+    has_all,
+    is_decodable,
+    kind,
+    layout_of,
+    named_leaves,
+    nodes,
+    placed,
+    read,
+    saved_leaves,
+    shape_of,
+    words,
+)
 from ._report import MismatchError, Report, mismatch, other_hyperparams
 
 

@@ -17,8 +17,7 @@ from ._format import DamagedError, NewerVersionError
 from ._load import layouts, load
 from ._match import Loaded
 from ._replace import remove_leftovers
-from ._save import given, start
-from ._saving import Saving, settle
+from ._save import Saving, given, settle, start
 
 _Read = TypeVar("_Read")
 _NAME = re.compile(r"step-(\d+)\.safetensors")

@@ -17,10 +17,9 @@ from ..tree.paths import leaf_paths
 from ..tree.types import PyTree
 from ..wrappers.parameters.average import Average
 from ._file import File
-from ._layouts import decoded
-from ._leaves import placed
+from ._leaves import decoded, placed
 from ._load import layouts
-from ._saving import settle
+from ._save import settle
 
 
 class _SavedAverage(NamedTuple):

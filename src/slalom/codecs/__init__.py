@@ -6,11 +6,9 @@ functions have.
 
 from .._core.engine.encoded import Encoded as Encoded, Spec as Spec
 from ._codec import AbstractCodec as AbstractCodec
-from .dynamic import dynamic8 as dynamic8
+from .blocks import dynamic8 as dynamic8, int4 as int4, int8 as int8
 from .floats import cast as cast
-from .four_bits import int4 as int4
-from .integers import int8 as int8
-from .offloading import offload as offload
+from .names import offload as offload
 
 __all__ = ["AbstractCodec", "Encoded", "Spec", "cast", "dynamic8", "int4", "int8", "offload"]
 

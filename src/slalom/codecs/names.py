@@ -1,14 +1,30 @@
-"""Codecs by their names."""
+"""Codecs by their names, and the memory of the host."""
 
 from typing import Any
 
-from .._core.text.printing import code
+import equinox as eqx
+
+from .._core.text.printing import AbstractPrinted, code
 from ._codec import AbstractCodec
-from .dynamic import dynamic8
+from .blocks import dynamic8, int4, int8
 from .floats import cast
-from .four_bits import int4
-from .integers import int8
-from .offloading import offload
+
+
+class offload(AbstractPrinted):
+    """The memory of the host: state stays there between steps, and moves to the device for each
+    step.
+
+    It is not changed, so this is not a codec. To encode it too, store it twice:
+    `tx.store("int8").store(sl.codecs.offload("pinned_host"))`.
+
+    **Arguments:**
+
+    - `memory_kind`: the name of the memory, as in `jax.sharding.NamedSharding(...,
+        memory_kind="pinned_host")`.
+    """
+
+    memory_kind: str = eqx.field(default="pinned_host", static=True)
+
 
 NAMED: dict[str, AbstractCodec] = {
     "bfloat16": cast("bfloat16"),

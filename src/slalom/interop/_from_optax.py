@@ -17,9 +17,15 @@ from .._core.protocol.transform import AbstractTransform
 from .._core.text.messages import uncalled
 from .._core.text.printing import Call
 from ..tree.types import Gradients, Hyperparameter, Params, PyTree, Updates
-from ._inspect import injected, name_of, required_keywords
 from ._marked import mark, mark_as, owned, unmark
-from ._optax import GradientTransformation, MultiSteps, import_optax
+from ._optax import (
+    GradientTransformation,
+    MultiSteps,
+    import_optax,
+    injected,
+    name_of,
+    required_keywords,
+)
 
 _ALWAYS = ("value", "grad", "value_fn", "key", "weight")
 """The entries of the context that every transform of Optax with extra arguments gets."""

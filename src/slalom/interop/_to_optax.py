@@ -18,7 +18,7 @@ from .._core.state.walk import transforms
 from .._loop.binding.binding import Arrays, init_state, is_abstract, on_param_devices
 from .._loop.binding.model import checked_split, split, strong
 from .._loop.binding.optimizer import Optimizer
-from .._loop.binding.stepping import KEYWORDS, as_keywords, run
+from .._loop.binding.stepping import KEYWORDS, advance, as_keywords
 from .._loop.programs.compiled import StepInputs, carried, check_guards, homes
 from .._loop.programs.program import Program
 from .._loop.reports.transform_checks import checked
@@ -151,17 +151,9 @@ def _updates(
 
 def _without_params(inputs: StepInputs) -> tuple[list[Array], Updates]:
     """As `opt.update`, but the transform sees no parameters, as in Optax's `tx.update(g, s)`."""
-    opt, grads = inputs.opt, inputs.grads
-    updates, new = run(
-        RETURN,
-        opt.transform,
-        opt.state,
-        opt.arrays.count,
-        opt.binding.params,
-        split(grads, None),
-        grads,
-        inputs.keywords,
-        sees_params=False,
+    grads, keywords = inputs.grads, inputs.keywords
+    updates, new = advance(
+        inputs.opt, split(grads, None), grads, keywords, RETURN, sees_params=False
     )
     return new, updates
 

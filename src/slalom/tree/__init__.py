@@ -4,11 +4,6 @@ Missing leaves are `None`, which `jax.tree.map` skips. The names in `__all__` ar
 transforms; the others are for the library.
 """
 
-from .checks import (
-    check_inexact as check_inexact,
-    check_same_shapes as check_same_shapes,
-    check_same_structure as check_same_structure,
-)
 from .dtypes import (
     accumulation_dtype as accumulation_dtype,
     canonical as canonical,
@@ -43,11 +38,13 @@ from .leaves import (
     once_known as once_known,
     scale as scale,
 )
-from .loops import while_loop as while_loop
 from .means import (
+    all_finite as all_finite,
     bias_correction as bias_correction,
     increment as increment,
+    inner as inner,
     newest_weight as newest_weight,
+    sum_of as sum_of,
 )
 from .norms import (
     NormOf as NormOf,
@@ -72,8 +69,13 @@ from .norms import (
     squarable as squarable,
     squared_norm as squared_norm,
 )
+from .paths import (
+    check_inexact as check_inexact,
+    check_same_shapes as check_same_shapes,
+    check_same_structure as check_same_structure,
+)
 from .sharding import canonical_spec as canonical_spec
-from .sums import all_finite as all_finite, inner as inner, sum_of as sum_of
+from .tracing import while_loop as while_loop
 
 __all__ = [
     "NormOf",

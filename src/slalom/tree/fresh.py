@@ -12,8 +12,8 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Int
 
-from .checks import check_inexact
 from .dtypes import accumulation_dtype, canonical, real_dtype, storage_dtype, sum_dtype
+from .paths import check_inexact
 from .sharding import canonical_spec, full_spec
 from .types import Params, PyTree, Tracer, under_jit
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Real
 
-from .checks import check_inexact, check_same_shapes, check_same_structure
 from .dtypes import accumulation_dtype, canonical, cast, in_precision_of, real_dtype
+from .paths import check_inexact, check_same_shapes, check_same_structure
 from .types import PyTree, under_jit
 
 

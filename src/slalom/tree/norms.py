@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Inexact, Real
 
 from .dtypes import accumulation_dtype, cast, sum_dtype, widened
 from .leaves import map_leaves
-from .sums import inner, sum_of
+from .means import inner, sum_of
 from .types import PyTree, Scalar
 
 

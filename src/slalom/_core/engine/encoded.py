@@ -15,13 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree, UInt32
 
-from ...tree.checks import check_same_structure
 from ...tree.dtypes import accumulation_dtype, cast, cast_like, real_dtype
-from ...tree.kernels import as_arguments
 from ...tree.leaves import false_after, map_leaves, once_known, scale
-from ...tree.paths import CodeKey, dotted, leaf_paths
+from ...tree.paths import CodeKey, check_same_structure, dotted, leaf_paths
 from ...tree.rounding import hashed, scramble
 from ...tree.sharding import placed_like, reshaped
+from ...tree.tracing import as_arguments
 from ...tree.types import under_jit
 
 _SHORT = 32

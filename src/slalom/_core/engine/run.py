@@ -20,8 +20,8 @@ from jaxtyping import Array, PyTree
 
 from ... import tree
 from ...tree.dtypes import as_float, is_key
-from ...tree.kernels import entries
 from ...tree.paths import leaf_paths
+from ...tree.tracing import entries
 from ...tree.types import under_jit
 from ..protocol.parts import Part
 from ..protocol.writer import ADD, Writer

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from ... import tree
 from ...tree.dtypes import sum_dtype
-from ...tree.jaxprs import equations
+from ...tree.tracing import equations
 from ...tree.types import Scalar, Updates
 from .real_vectors import as_covector, from_vector, real_size, replicated
 

@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 
 from ...tree.paths import children_of
-from ...where.frozen import MARK
+from ...where.masks import MARK
 from ..engine.encoded import is_encoded
 
 PARAM_LIKE, PER_PARAM, PER_LEAF = "param_like", "per_param", "per_leaf"

@@ -19,14 +19,13 @@ from ..._core.text.printing import AbstractPrinted, Call
 from ...tree.packed import holds_arrays, unpack
 from ...tree.sharding import to_device, to_memory_of
 from ...tree.types import Params, PyTree, Tracer
-from ..programs.compiled import EvalInputs, check_readable, compiled_evaluation
-from ..programs.reading import reading
+from ..programs.compiled import EvalInputs, check_readable, compiled_evaluation, reading
 from ..reports.describe import Description, as_html, describe, metrics, summary
-from ..reports.schedule_plots import plot_schedules
+from ..reports.plots import plot_schedules
 from .binding import Arrays, Binding
+from .loop_warnings import note_scale_is_read
 from .model import Model, check_bound, split
-from .sampling import sampled_params
-from .thrown_away import note_scale_is_read
+from .stepping import sampled_params
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,18 +1,20 @@
-"""Binds a transform to parameters: checks the pair, and splits it into arrays and static data."""
+"""Binds a transform to parameters: checks the pair, splits off static data, and names arrays."""
 
 import dataclasses
+from collections.abc import Container
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 from jax.sharding import NamedSharding
 
+from ..._core.fields.hyperparams import all_targets
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import PARAM_LIKE, PER_PARAM, SPREAD
-from ..._core.state.slots import slots
+from ..._core.state.slots import rule_slots, slots
 from ..._core.text.messages import uncalled
-from ...tree.packed import pack
-from ...tree.paths import example, leaf_paths
+from ...tree.packed import cached, pack, unpack
+from ...tree.paths import dotted, example, leaf_paths
 from ...tree.sharding import is_on_host, mesh_sharding, to_device, to_host
 from ...tree.types import Params, PyTree, Tracer
 from ...where.resolve import Where
@@ -39,7 +41,7 @@ class Binding:
     """The shardings of the parameters and the state at binding, or after `Optimizer.shard_state`.
     Tracers do not show them."""
     family: Any = dataclasses.field(default=None, compare=False, repr=False)
-    """The `programs.families.Family` of the optimizer, once something was compiled for it."""
+    """The `programs.compiled.Family` of the optimizer, once something was compiled for it."""
     source: Any = dataclasses.field(default=None, compare=False, repr=False)
     """Returns the transform that was bound while it lives, if there are functions with data."""
     scale_is_read: bool = dataclasses.field(default=False, compare=False, repr=False)
@@ -143,3 +145,61 @@ def on_param_devices(arrays: Arrays, params: Params) -> Arrays:
         return jax.device_put(x, home)
 
     return jax.tree.map(put, arrays, homes)
+
+
+class Position(int):
+    """The position of an array, which takes its place in a tree."""
+
+
+def positions(structure: Any) -> Arrays:
+    """The parts of an optimizer whose `Arrays` have this structure, with positions as leaves."""
+    return Arrays(*map(unpack, structure.unflatten(map(Position, range(structure.num_leaves)))))
+
+
+def named_arrays(arrays: Arrays) -> dict[str, Any]:
+    """The arrays of an optimizer by their full paths."""
+    leaves, structure = jax.tree.flatten(arrays)
+    return dict(zip(_names(structure), leaves, strict=True))
+
+
+def named_leaves(given: PyTree) -> list[tuple[str, Any]]:
+    """The leaves of a tree by their dotted paths. Those of optimizers have their full paths."""
+    named: list[tuple[str, Any]] = []
+    nodes = jax.tree_util.tree_leaves_with_path(given, is_leaf=lambda x: isinstance(x, Arrays))
+    for path, node in nodes:
+        if isinstance(node, Arrays):
+            inside = named_arrays(node).items()  # in the field `arrays` of an optimizer
+            named += ((".".join(filter(None, (dotted(path[:-1]), n))), x) for n, x in inside)
+        else:
+            named.append((dotted(path), node))
+    return named
+
+
+@cached(maxsize=256)
+def _names(structure: Any) -> tuple[str, ...]:
+    """The full path of each array.
+
+    Hyperparameters are named as in `opt.hyperparams`, and state as in a report of `opt.rebind`. If
+    a state or a part of a transform has the name of another array, a number is added to it.
+    """
+    transform, state, count = positions(structure)
+    numbers = {
+        i: path
+        for path, part, field in all_targets(transform).values()
+        if isinstance(i := getattr(part.module, field.name), Position)
+    }
+    own = zip(jax.tree.leaves(state), slots(transform, state, ()), strict=True)
+    rest = zip(jax.tree.leaves(transform), rule_slots(transform), strict=True)
+    places = {i: slot.name for i, slot in (*own, *rest) if isinstance(i, Position)}
+    names: dict[str, int] = {}
+    for i, name in (numbers | {count: "count"} | places | numbers).items():
+        names[free_name(name, names)] = i
+    return tuple(sorted(names, key=names.__getitem__))
+
+
+def free_name(name: str, taken: Container[str]) -> str:
+    """The name, with a number added if it is taken."""
+    n, free = 2, name
+    while free in taken:
+        n, free = n + 1, f"{name}_{n}"
+    return free

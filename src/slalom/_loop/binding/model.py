@@ -12,8 +12,7 @@ from ..._core.text.messages import warn
 from ...tree.paths import dotted, example, first_difference, leaf_paths
 from ...tree.sharding import to_device, to_memory_of
 from ...tree.types import Params, PyTree, Tracer, Updates, is_function, is_state_index
-from ...where.frozen import Unmarked
-from ...where.masks import check_matches, mask
+from ...where.masks import Unmarked, check_matches, mask
 from ...where.resolve import Where
 from ...where.selectors import everything
 

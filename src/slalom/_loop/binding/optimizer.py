@@ -27,8 +27,8 @@ from ..programs.compiled import (
     check_readable,
     compiled_step,
     compiled_update,
+    release,
 )
-from ..programs.families import release
 from ..reports.rebind import carry
 from ..reports.rebinding import AS_BEFORE, AsBefore, Rebinding, Rebound
 from ..reports.rows import rows_of
@@ -37,9 +37,9 @@ from ..sharding.placement import StateSharding
 from ..sharding.shard import ShardedState, shard
 from .abstract_optimizer import AbstractOptimizer
 from .binding import bind, init_state, is_abstract, no_transform
+from .loop_warnings import watch_results
 from .model import Model, check_bound, checked_split, split, strong
 from .stepping import KEYWORDS, as_keywords, check_one_run
-from .thrown_away import watch_results
 
 _BOUND = (
     "An optimizer is bound to a model: write `sl.Optimizer(tx, model)`. It creates the state for "

@@ -9,8 +9,10 @@ import numpy as np
 from jaxtyping import Array
 
 from ... import tree
+from ..._core.engine.encoded import decoded
 from ..._core.protocol.chain import first_link
 from ..._core.protocol.context import Context
+from ..._core.protocol.loss import Loss
 from ..._core.protocol.residuals import Residuals
 from ..._core.protocol.transform import AbstractTransform, missing
 from ..._core.protocol.writer import ADD, Writer
@@ -20,8 +22,10 @@ from ..._core.state.walk import parts, transforms
 from ...tree.dtypes import canonical_float, is_key
 from ...tree.paths import leaf_paths
 from ...tree.types import Params, PyTree, is_function
-from ..programs.callables import as_tree
+from ...wrappers.scope.forms import joined
+from ..programs.arguments import as_tree
 from ..reports.transform_checks import warn_of_ascent
+from .loop_warnings import warn_of_capture
 from .model import Split, check_bound
 
 KEYWORDS = ("value", "grad", "value_fn", "key", "weight", "per_param")
@@ -34,47 +38,49 @@ ALWAYS = (*KEYWORDS, "residuals", "terms", "max_logits")
 """The keywords that every step accepts, for the check of names."""
 
 
-def run(
-    write: Writer,
-    transform: AbstractTransform[Any],
-    state: Any,
-    count: Any,
-    bound: Any,
+def advance(
+    opt: Any,
     model: Split,
     grads: Any,
     keywords: Mapping[str, Any],
+    write: Writer = ADD,
     *,
-    sees_params: bool = True,
     gathered: tuple[PyTree, int] | None = None,
-    shardings: tuple[Any, ...] = (),
+    sees_params: bool = True,
     in_training_step: bool = False,
 ) -> tuple[PyTree, list[Array]]:
     """Makes one step.
 
     **Arguments:**
 
-    - `write`: `ADD` for a `step`, `RETURN` for an `update`.
-    - `transform`, `state`, `count`: the parts of an optimizer.
-    - `bound`: the structure of the parameters at binding.
+    - `opt`: the optimizer.
     - `model`: the model, split into leaves.
     - `grads`: the gradients of the whole model, with a leading axis of examples if the first link
         needs per-example gradients.
     - `keywords`: the keywords of the step, for the context.
+    - `write`: `ADD` for a `step`, `RETURN` for an `update`.
+    - `gathered`: where `grads` are sums that the first link has gathered, as in `Context`.
     - `sees_params`: whether the transform gets the parameters. For Optax, which may have none, the
         gradients take the place of the model.
-    - `gathered`: where `grads` are sums that the first link has gathered, as in `Context`.
-    - `shardings`: where the parameters are, or their state if it is elsewhere.
     - `in_training_step`: whether this is a step of `sl.train_step`, for messages.
 
     **Returns:** the new parameters or the updates, in the dtypes of the parameters, and the leaves
     of the new state and count.
     """
-    params = model.params
+    warn_of_capture(opt, (model.leaves, grads))
+    transform, state, count, params = opt.transform, opt.state, opt.arrays.count, model.params
     check_one_run(count, f"opt.{'step' if write is ADD else 'update'}(model, grads)")
-    check_bound(params, bound)
-    grads = model.align(grads, examples=gathered is None and first_link(transform).per_example)
+    check_bound(params, opt.binding.params)
+    per_example = gathered is None and first_link(transform).per_example
+    grads = model.align(grads, examples=per_example)
+    sharding = opt.binding.sharding
+    places = () if sharding is None else sharding.of_updates()
+    if sharding is not None and sharding.axis is None:
+        sharding = None  # the state is where its parameters are, and so is all between
+    if sharding is not None and not per_example:
+        grads = sharding.constrain_grads(grads)
     context = _context(transform, count, model, grads, dict(keywords), in_training_step)
-    context = context.replace(gathered=gathered, shardings=shardings)
+    context = context.replace(gathered=gathered, shardings=places)
     _check_shapes(transform, state, params)
     if write is ADD:
         warn_of_ascent(transform, params)
@@ -82,11 +88,14 @@ def run(
     try:
         result, new = root.run(write, grads)
         tree.check_same_structure((result, params))
-        new_leaves = _check_state(transform, state, new)
+        new_leaves = [*_check_state(transform, state, new), tree.increment(count)]
     except (TypeError, ValueError) as error:  # the latter where promotion is strict
         _refuse_switched_x64(error, transform, state, params)
         raise
-    return tree.cast_like(result, params), [*new_leaves, tree.increment(count)]
+    result = tree.cast_like(result, params)
+    if sharding is not None:
+        return sharding.constrain_params(result), sharding.constrain_state(new_leaves)
+    return result, new_leaves
 
 
 def check_one_run(count: Any, call: str) -> None:
@@ -314,3 +323,17 @@ def _check_state(transform: AbstractTransform, old: PyTree, new: PyTree) -> list
 def _names(transform: AbstractTransform, state: PyTree) -> list[str]:
     """The path of each leaf of a state."""
     return [slot.name for slot in slots(transform, state, ())]
+
+
+def sampled_params(loss: Loss, params: Params, key: Any = None) -> Params:
+    """The parameters at which to evaluate a loss, in their dtypes. Without a key, the sample of the
+    next gradient."""
+    samplers = loss.askers("sampled parameters")
+    keys = [None] * len(samplers) if key is None else list(jax.random.split(key, len(samplers)))
+    leaves, structure = jax.tree.flatten(params, is_leaf=lambda x: x is None)
+    for part, own in zip(samplers, keys, strict=True):
+        noise = part.module.noise(decoded(part.state), part.params, part.context, own)
+        for i, x in enumerate(structure.flatten_up_to(joined(noise))):
+            if x is not None:
+                leaves[i] = tree.add(leaves[i], x)
+    return structure.unflatten(leaves)

@@ -1,35 +1,169 @@
-"""The compiled programs of `Optimizer.step` and `Optimizer.update`.
+"""The compiled programs of optimizers, and their lifetime.
 
-They take what a call passes as one tree, `StepInputs`. The class of the optimizer in it is in the
-file above this one.
-"""
+They take what a call passes as one tree, such as `StepInputs`. The class of the optimizer in it is
+in the file above this one."""
 
 import functools
-from collections.abc import Mapping
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import jaxpr_as_fun
 from jax.sharding import NamedSharding
 from jaxtyping import Array
 
 from ..._core.protocol.bases import params_to_evaluate
-from ..._core.protocol.chain import first_link
-from ..._core.protocol.writer import ADD, RETURN, Writer
+from ..._core.protocol.writer import RETURN
 from ..._core.state.walk import transforms
-from ...tree.captures import cached
-from ...tree.packed import unpack
+from ...tree.packed import cached, captures, release_functions_with, unpack
 from ...tree.paths import example
 from ...tree.sharding import to_device
 from ...tree.types import PyTree, Tracer, Updates, is_deleted
-from ..binding.model import Split, split
-from ..binding.stepping import run
-from ..binding.thrown_away import warn_of_capture, warn_of_unread_scale
-from .families import Family, family_of
+from ..binding.loop_warnings import warn_of_unread_scale, watch
+from ..binding.model import split
+from ..binding.stepping import advance
 from .program import Program
-from .recompiled import watch
 
 if TYPE_CHECKING:
     from ..binding.optimizer import Optimizer
+
+
+MOST_KEPT = 8
+
+
+class Family(dict[Any, Any]):
+    """The programs of a family of optimizers, by what is compiled.
+
+    A function compiled with `jax.jit` is freed with its programs. `opt.step` is never freed, so its
+    programs belong to families: the optimizers of one structure for parameters of the same shapes.
+    They share their programs, which are freed with the last of them.
+
+    A loop over seeds may drop an optimizer before it makes one like it. So the families used last
+    are kept. Those with functions that hold data are kept only as long as the transform that they
+    are in.
+    """
+
+    __slots__ = ("__weakref__",)
+
+
+_alive: weakref.WeakValueDictionary[Hashable, Family] = weakref.WeakValueDictionary()
+_kept: dict[int | None, OrderedDict[Hashable, Family]] = {}
+"""The families used last, of each transform with such functions, and of all others together."""
+
+
+def release(transform: Any, binding: Any) -> None:
+    """Lets the functions that hold data die with the transform and the binding that they are in."""
+    in_transform, in_binding = captures(transform), captures((binding.trainable, binding.params))
+    if in_transform or in_binding:
+        release_functions_with(binding, *[transform] * in_transform)
+        source = (lambda: None) if in_binding else weakref.ref(transform)
+        object.__setattr__(binding, "source", source)
+
+
+def family_of(inputs: Any) -> Family:
+    """The family of an optimizer for a model, both in a named tuple. The binding keeps it."""
+    opt, model = inputs.opt, inputs.model
+    binding = opt.binding
+    family = binding.family
+    if family is None:
+        # Without the binding, which would keep the family that it keys.
+        structure = jax.tree.structure((opt.arrays, model)), binding.trainable, binding.sharding
+        shapes = [(np.shape(x), getattr(x, "dtype", None)) for x in jax.tree.leaves((opt, model))]
+        family = _found((*structure, tuple(shapes)), binding.source)
+        object.__setattr__(binding, "family", family)
+    return family
+
+
+def _found(key: Hashable, source: Any) -> Family:
+    try:
+        family = _alive.get(key)
+    except TypeError:
+        return Family()  # has no hash, which the program itself refuses by name
+    if family is None:
+        family = _alive[key] = Family()
+    _keep(key, family, source)
+    return family
+
+
+def _keep(key: Hashable, family: Family, source: Any) -> None:
+    whose = None
+    if source is not None:
+        transform = source()
+        if transform is None:
+            return
+        whose = id(transform)
+        if whose not in _kept:
+            weakref.finalize(transform, _kept.pop, whose).atexit = False
+    families = _kept.setdefault(whose, OrderedDict())
+    families[key] = family
+    families.move_to_end(key)
+    while len(families) > MOST_KEPT:
+        families.popitem(last=False)
+
+
+class _Reading(NamedTuple):
+    types: list[Any]
+    """The types of all arrays."""
+    positions: list[int]
+    """The arrays that are read."""
+    compiled: Callable[[list[Any]], Any]
+
+
+def reading(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Compiles a function of an optimizer that takes only those of its arrays that it reads.
+
+    A call of a compiled function takes half a microsecond per argument. Most arrays of an optimizer
+    are moments, which its hyperparameters and metrics do not depend on.
+
+    For an optimizer of shapes it returns shapes, and for one that was created under `vmap` a value
+    for each run.
+    """
+
+    def of_runs(opt: Any) -> Any:
+        return jax.vmap(function)(opt) if opt.arrays.count.ndim else function(opt)
+
+    @functools.lru_cache(maxsize=128)
+    def readings(structure: Any) -> list[_Reading]:
+        del structure
+        return []
+
+    def read(opt: Any) -> Any:
+        if isinstance(opt.arrays.count, jax.ShapeDtypeStruct):
+            return jax.eval_shape(of_runs, opt)
+        leaves, structure = jax.tree.flatten(opt)
+        # As `jax.typeof`, which takes longer. Arrays of one program have the same objects as types.
+        types = [getattr(x, "aval", None) or jax.typeof(x) for x in leaves]
+        known = readings(structure)
+        found = next((x for x in known if x.types == types), None)
+        if found is None:
+            found = _traced(lambda leaves: of_runs(structure.unflatten(leaves)), leaves, types)
+            known.append(found)
+        return found.compiled([leaves[i] for i in found.positions])
+
+    return read
+
+
+def _traced(function: Callable[[list[Any]], Any], leaves: list[Any], types: list[Any]) -> _Reading:
+    traced, shapes = jax.make_jaxpr(function, return_shape=True)(leaves)
+    jaxpr = traced.jaxpr
+    inputs = [v for equation in jaxpr.eqns for v in equation.invars]
+    read = set(map(id, (*inputs, *jaxpr.outvars)))
+    positions = [i for i, v in enumerate(jaxpr.invars) if id(v) in read]
+
+    @jax.jit
+    def compiled(arrays: list[Any]) -> Any:
+        given: list[Any] = [None] * len(types)
+        for i, x in zip(positions, arrays, strict=True):
+            given[i] = x
+        # Copied, because the next step may donate the state.
+        results = map(jnp.copy, jaxpr_as_fun(traced)(*given))
+        return jax.tree.structure(shapes).unflatten(results)
+
+    return _Reading(types, positions, compiled)
 
 
 class StepInputs(NamedTuple):
@@ -94,33 +228,6 @@ def homes(inputs: Any, *, model: bool = True) -> tuple[NamedSharding | None, ...
     return (*binding.sharding.params, *state) if model else state
 
 
-def advance(
-    opt: "Optimizer",
-    model: Split,
-    grads: Any,
-    keywords: Mapping[str, Any],
-    write: Writer = ADD,
-    gathered: Any = None,
-    *,
-    in_training_step: bool = False,
-) -> tuple[PyTree, list[Array]]:
-    """One step of an optimizer on traced arrays, as in `run`."""
-    warn_of_capture(opt, (model.leaves, grads))
-    rule, state, count = opt.transform, opt.state, opt.arrays.count
-    sharding = opt.binding.sharding
-    places = () if sharding is None else sharding.of_updates()
-    if sharding is not None and sharding.axis is None:
-        sharding = None  # the state is where its parameters are, and so is all between
-    if sharding is not None and (gathered is not None or not first_link(rule).per_example):
-        grads = sharding.constrain_grads(model.align(grads))
-    bound = opt.binding.params
-    known = {"gathered": gathered, "shardings": places, "in_training_step": in_training_step}
-    result, new = run(write, rule, state, count, bound, model, grads, keywords, **known)
-    if sharding is not None:
-        result, new = sharding.constrain_params(result), sharding.constrain_state(new)
-    return result, new
-
-
 def _step(inputs: StepInputs) -> tuple[list[Array], None]:
     warn_of_unread_scale(inputs.opt)
     model = split(inputs.model, inputs.opt.binding.trainable)
@@ -164,21 +271,17 @@ def _homes_of_params(inputs: EvalInputs) -> tuple[NamedSharding | None, ...]:
     return () if sharding is None else tuple(sharding.params)
 
 
-def _family(inputs: StepInputs | EvalInputs) -> Family:
-    return family_of(inputs.opt, inputs.model)
-
-
-compiled_evaluation = Program(_evaluate, _evaluated, homes=_homes_of_params, family=_family)
+compiled_evaluation = Program(_evaluate, _evaluated, homes=_homes_of_params, family=family_of)
 compiled_step = Program(
     _step,
     carried,
     homes=homes,
     watch=functools.partial(watch, "opt.step", lambda: None),
-    family=_family,
+    family=family_of,
 )
 compiled_update = Program(
     _update,
     functools.partial(carried, model=False),
     homes=functools.partial(homes, model=False),
-    family=_family,
+    family=family_of,
 )

@@ -13,9 +13,10 @@ what turns a failed check into Equinox's own error.
 
 A signature dies with the functions among its arguments. Otherwise a program would keep every lambda
 that was ever passed to it, with the data in its closure. Those of optimizers die with these
-(`families.py`).
+(`compiled.Family`).
 """
 
+import functools
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, Generic
@@ -25,16 +26,25 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from ...tree.jaxprs import equations
 from ...tree.packed import pack, unpack
 from ...tree.paths import dotted
 from ...tree.sharding import mesh_sharding
+from ...tree.tracing import equations
 from ...tree.types import Tracer, is_deleted, under_jit
+from ..binding.binding import named_leaves
 from ..binding.model import strong
-from ..binding.names import named_leaves
+from .arguments import (
+    Arguments,
+    Body,
+    Homes,
+    Leaves,
+    Other,
+    Positions,
+    Signature,
+    Structure,
+    identity,
+)
 from .interrupts import compiling
-from .references import identity
-from .signature import Arguments, Body, Homes, Leaves, Other, Positions, Signature, Structure
 
 MOST_SIGNATURES = 512
 _STATIC, _CONCRETE, _TRACED, _FOREIGN = 0, 1, 2, 3
@@ -106,10 +116,23 @@ class Program(Generic[Arguments, Other]):
         if _FOREIGN in kinds:
             leaves, kinds, arguments = _with_arrays(arguments)
         if _TRACED in kinds:
-            positions, (new, other) = self._inline(arguments, leaves, structure, kinds)
+            signature, packed = self._inline(arguments, leaves, structure, kinds)
         else:
-            positions, (new, other) = self._run(arguments, leaves, structure, kinds)
-        for i, array in zip(positions, new, strict=True):
+            signature = self._signature(arguments, leaves, structure, kinds)
+            donated, kept = self._checked(signature, arguments, leaves)
+            try:
+                packed = signature.compiled(_unshared(donated, kept), kept)
+            except _HasRuntimeChecks:
+                signature.compiled = signature.checked
+                packed = signature.checked(donated, kept)
+            except (RuntimeError, ValueError):
+                # This call deletes all arrays that it donates, or none, and no others.
+                lost = [x.is_deleted() for x in donated]
+                if any(map(is_deleted, kept)) or any(lost) > all(lost):
+                    raise ValueError(_donated_earlier(arguments)) from None
+                raise
+        new, other = unpack(packed)
+        for i, array in zip(signature.results, new, strict=True):
             given[i] = array
         return structure.unflatten(given), other
 
@@ -119,54 +142,40 @@ class Program(Generic[Arguments, Other]):
         signature = self._signature(arguments, leaves, jax.tree.structure(arguments), kinds)
         return signature.compiled.lower(*signature.separate(leaves))
 
-    def _run(
-        self, arguments: Arguments, leaves: Leaves, structure: Structure, kinds: list[int]
-    ) -> tuple[Positions, tuple[Leaves, Other]]:
-        signature = self._signature(arguments, leaves, structure, kinds)
+    def _checked(
+        self, signature: Signature, arguments: Arguments, leaves: Leaves
+    ) -> tuple[Leaves, Leaves]:
+        """The arrays to donate and the others. Raises an error if some were donated earlier."""
         carried = signature.carried
         if self._watch is not None:
             if signature.calls is None:
                 shapes = [np.shape(leaves[i]) for i in carried], signature.shardings
-                signature.calls = self._watch(structure, signature.statics, shapes)
+                signature.calls = self._watch(signature.structure, signature.statics, shapes)
             signature.calls[0] += 1
-        if signature.has_runtime_checks:
-            return carried, signature.checked(*signature.separate(leaves))
         # A donated tree lost all its buffers at once, so two of them are enough to tell.
         if any(is_deleted(leaves[i]) for i in carried[:1] + carried[-1:]):
             raise ValueError(_donated_earlier(arguments))
         if any(getattr(leaves[i], "weak_type", False) for i in carried):
             # So that the second call has the same types as the first.
             leaves = [strong(x) if i in carried else x for i, x in enumerate(leaves)]
-        donated, kept = signature.separate(leaves)
-        try:
-            return signature.results, unpack(signature.compiled(_unshared(donated, kept), kept))
-        except _HasRuntimeChecks:
-            signature.has_runtime_checks = True
-            return carried, signature.checked(donated, kept)
-        except (RuntimeError, ValueError):
-            # This call deletes all arrays that it donates, or none, and no others.
-            lost = [x.is_deleted() for x in donated]
-            if any(map(is_deleted, kept)) or any(lost) > all(lost):
-                raise ValueError(_donated_earlier(arguments)) from None
-            raise
+        return signature.separate(leaves)
 
     def _inline(
         self, arguments: Arguments, leaves: Leaves, structure: Structure, kinds: list[int]
-    ) -> tuple[Positions, tuple[Leaves, Other]]:
+    ) -> tuple[Signature, Any]:
         """A call under an outer transformation, where nothing is donated."""
         traced = (x for x, kind in zip(leaves, kinds, strict=True) if kind == _TRACED)
         if all(map(under_jit, traced)):
             # Not cached: a function among the arguments may hold tracers of this trace.
             statics = {i: leaves[i] for i, kind in enumerate(kinds) if kind == _STATIC}
-            parts = self._parts(arguments, structure, statics)
-            signature = Signature(*parts, forget=lambda dead: None)
-            return signature.carried, signature.run(self._body, arguments, self._homes(arguments))
+            signature = Signature(structure, statics, *self._positions(arguments, statics))
+            return signature, signature.run(self._body, arguments, self._homes(arguments))
         # Under an eager `vmap` or `grad`, a jit makes one program of the step.
         signature = self._signature(arguments, leaves, structure, kinds)
         try:
-            return signature.results, unpack(signature.nested(*signature.separate(leaves)))
+            return signature, signature.nested(*signature.separate(leaves))
         except _HasRuntimeChecks:
-            return signature.carried, signature.run(self._body, arguments)
+            return signature, signature.run(self._body, arguments)
 
     def _signature(
         self,
@@ -188,35 +197,31 @@ class Program(Generic[Arguments, Other]):
             # Signatures with static leaves that no reference can be made to would never be freed.
             if len(signatures) >= MOST_SIGNATURES:
                 signatures.clear()
-            parts = self._parts(arguments, structure, statics)
-            signature = signatures[key] = self._with_programs(parts, signatures, key)
+            positions = self._positions(arguments, statics)
+            signature = self._add(signatures, key, structure, statics, *positions)
         if not signature.carried or mesh_sharding(leaves[signature.carried[0]]) is None:
             return signature
         shardings = tuple(mesh_sharding(leaves[i]) for i in signature.carried)
-        key = (key, shardings)
-        on_mesh = signatures.get(key)
+        on_mesh = signatures.get((key, shardings))
         if on_mesh is None:
-            parts = (structure, statics, signature.carried, signature.donated, shardings)
-            on_mesh = signatures[key] = self._with_programs(parts, signatures, key)
+            positions = signature.carried, signature.donated
+            key = (key, shardings)
+            on_mesh = self._add(signatures, key, structure, statics, *positions, shardings)
         return on_mesh
 
-    def _parts(
-        self, arguments: Arguments, structure: Structure, statics: dict[int, Any]
-    ) -> tuple[Any, ...]:
-        """The parts of a signature without a mesh."""
+    def _positions(
+        self, arguments: Arguments, statics: dict[int, Any]
+    ) -> tuple[Positions, Positions]:
+        """The positions of the leaves that are carried, and of those that are donated."""
 
-        def positions(flagged):
-            flags = structure.flatten_up_to(flagged(arguments))
+        def of(flagged: Callable[[Arguments], PyTree[bool]]) -> Positions:
+            flags = jax.tree.structure(arguments).flatten_up_to(flagged(arguments))
             return tuple(i for i, flag in enumerate(flags) if flag and i not in statics)
 
-        carried = positions(self._carried)
-        donated = () if self._donated is None else positions(self._donated)
-        return structure, statics, carried, donated, ()
+        return of(self._carried), () if self._donated is None else of(self._donated)
 
-    def _with_programs(
-        self, parts: tuple[Any, ...], signatures: "_Signatures", key: Hashable
-    ) -> Signature:
-        """A signature of these arguments, with its functions to compile."""
+    def _add(self, signatures: "_Signatures", key: Hashable, *parts: Any) -> Signature:
+        """Adds the signature with these parts, and its functions to compile."""
         these = weakref.ref(signatures)
 
         def forget(dead: Any) -> None:
@@ -224,29 +229,23 @@ class Program(Generic[Arguments, Other]):
             if known is not None:
                 known.pop(key, None)
 
-        signature = Signature(*parts, forget=forget)
+        signature = signatures[key] = Signature(*parts, forget=forget)
         # The signature holds the functions, which must not hold it: without a cycle, all of it is
         # freed at once. It is alive while they are traced, as that is within a call.
         of_this = weakref.ref(signature)
         body = self._body
 
-        def run(donated: Leaves, kept: Leaves) -> tuple[Leaves, Any]:
+        def run(donated: Leaves, kept: Leaves) -> PyTree:
             now = of_this()
             assert now is not None
-            return now.run(body, now.arguments(donated, kept))
+            return pack(now.run(body, now.arguments(donated, kept)))
 
         def program(donated: Leaves, kept: Leaves) -> PyTree:
             compiling()
-
             # Traced here and inlined below, so that the body runs once and its program can be
-            # searched for runtime checks before it is compiled.
-            def finished(donated: Leaves, kept: Leaves) -> PyTree:
-                now = of_this()
-                assert now is not None
-                new, other = run(donated, kept)
-                return pack((now.ordered(new), other))
-
-            inner = jax.jit(finished, inline=True)
+            # searched for runtime checks before it is compiled. The trace of a new object is not
+            # kept.
+            inner = jax.jit(functools.partial(run), inline=True)
             if _has_runtime_checks(inner.trace(donated, kept).jaxpr.jaxpr):
                 raise _HasRuntimeChecks
             return inner(donated, kept)

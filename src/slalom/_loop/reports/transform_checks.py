@@ -20,8 +20,8 @@ from ..._core.state.walk import inner_transforms, keeps_zeros, segments, transfo
 from ..._core.text.messages import warn
 from ..._core.text.printing import Call, code, operand
 from ...rules.shaping.decay import AddDecayedWeights
-from ...tree.captures import clear_with_functions
 from ...tree.dtypes import canonical_float
+from ...tree.packed import clear_with_functions
 from ...tree.paths import leaf_paths
 from ...tree.types import Params
 from ...where.masks import check_matches

@@ -15,8 +15,7 @@ from ..._core.text.messages import listed
 from ...tree.packed import unpack
 from ...tree.paths import candidates, example, leaf_paths
 from ...tree.sharding import axis_names, full_spec
-from ..binding.binding import Arrays, Binding
-from ..binding.names import named_arrays
+from ..binding.binding import Arrays, Binding, named_arrays
 from .placement import StateSharding, divided, home
 
 

@@ -15,9 +15,7 @@ from ...tree.types import PyTree
 from ...where.resolve import WhereLike
 from ..binding.optimizer import Optimizer
 from ..training.options import BatchArgs, check_steps
-from .batches import take
-from .progress import progress_bar
-from .runs import Run, step_of_runs
+from .runs import Run, progress_bar, step_of_runs, take
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,6 +1,6 @@
 """Full-batch problems, solved to a tolerance in one compiled loop."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -16,15 +16,14 @@ from ..._core.text.messages import advise_keywords
 from ...tree.dtypes import canonical_float
 from ...tree.types import PyTree, Tracer
 from ...where.resolve import WhereLike
-from ..binding.model import split
+from ..binding.model import Split, split
 from ..binding.optimizer import Optimizer
-from ..programs.callables import as_tree
+from ..programs.arguments import as_tree
 from ..programs.compiled import carried, homes
 from ..programs.program import Program
+from ..residual_losses import LeastSquares
 from ..training.options import check_steps
-from .covariance import covariance
-from .progress import progress_bar, shows_progress
-from .receivers import receiver, send
+from .runs import progress_bar, receiver, send, shows_progress
 from .solving import CONVERGED, REASONS, Solver
 
 
@@ -299,3 +298,40 @@ def _minimize(inputs: _Inputs) -> tuple[list[Array], tuple[Array, ...]]:
 
 
 _program = Program(_minimize, carried, homes=homes)
+
+
+def covariance(
+    loss_fn: Any,
+    model: Split,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    absolute_sigma: bool,
+) -> Float[Array, "params params"]:
+    """The covariance of the parameters of a fit, as `MinimizeResult.covariance` describes it."""
+    if not isinstance(loss_fn, LeastSquares):
+        raise TypeError(
+            "The covariance of a fit follows from its residuals. Pass the `sl.LeastSquares` that "
+            f"was minimized, and its data: `found.covariance(loss_fn, x, y)`, got {loss_fn!r}."
+        )
+    residuals = loss_fn.on(*args, **kwargs)
+    linear = residuals.of(lambda params: model.join(jax.tree.leaves(params))).at(model.params)
+    rows, number = linear.jacobian(), linear.num_params
+    _, values, vectors = jnp.linalg.svd(rows, full_matrices=False)
+    least = jnp.finfo(linear.dtype).eps * max(rows.shape) * values[0]
+    determined = jnp.all(values > least) & (len(values) == number)
+    half = vectors.T / jnp.where(values > least, values, 1)[None, :]
+    if absolute_sigma:
+        # What the loss multiplies the squares of residuals of unit variance by.
+        weights = loss_fn.weights.values()
+        scales = [
+            jnp.full(z.size, 2 * w / z.size, linear.dtype)
+            for w, z in zip(weights, linear.outputs, strict=True)
+        ]
+        # half @ half.T @ rowsᵀ is the derivative of the fit by the data.
+        by_data = half @ (half.T @ rows.T)
+        found = (by_data * jnp.concatenate(scales)[None, :]) @ by_data.T
+    else:
+        free = max(linear.num_rows - number, 1)
+        found = half @ half.T * (2 * linear.value / free)
+        determined &= linear.num_rows > number
+    return jnp.where(determined, found, jnp.inf)

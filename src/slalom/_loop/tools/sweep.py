@@ -1,9 +1,10 @@
 """Several runs with different hyperparameters as one program."""
 
+import dataclasses
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -13,6 +14,8 @@ from jaxtyping import Array, Float, Real
 from ..._core.fields.hyperparams import all_targets, targets
 from ..._core.fields.schedule import AbstractSchedule
 from ..._core.protocol.transform import AbstractTransform
+from ..._core.text import notebook
+from ..._core.text.figures import make_figure
 from ..._core.text.messages import advise_keywords, advise_positions
 from ...tree.paths import candidates
 from ...tree.types import PyTree
@@ -20,11 +23,102 @@ from ...where.resolve import WhereLike
 from ..binding.model import split
 from ..binding.optimizer import Optimizer
 from ..programs.program import Program
+from ..reports.plots import draw_final_losses, draw_heat_map, draw_sweep_losses
 from ..training.options import BatchArgs, check_steps
-from .batches import take
-from .progress import progress_bar
-from .runs import Run, step_of_runs
-from .sweep_result import SweepResult
+from .runs import Run, progress_bar, step_of_runs, take
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+MOST_ROWS = 20
+"""The number of runs that a notebook lists."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SweepResult:
+    """The losses of a sweep, as `sl.sweep` returns them.
+
+    **Arguments:**
+
+    - `grid`: the values of each hyperparameter, by the name that was passed.
+    - `losses`: the loss of each run in each step, before its update. The axes follow `grid`, in
+        order, and the steps.
+    """
+
+    grid: dict[str, Real[np.ndarray, " values"]]
+    losses: Float[np.ndarray, "*grid steps"]
+
+    @property
+    def final(self) -> Float[np.ndarray, "*grid"]:
+        """The mean of the last losses of each run, over a tenth of all steps."""
+        last = max(1, self.losses.shape[-1] // 10)
+        return self.losses[..., -last:].mean(axis=-1)
+
+    @property
+    def best_index(self) -> tuple[int, ...]:
+        """The position in the grid of the run with the lowest final loss.
+
+        A run whose final loss is not finite never wins. If there is no other, this raises a
+        `ValueError`.
+        """
+        final = self.final
+        if not np.isfinite(final).any():
+            raise ValueError(
+                "No run of this sweep has a finite final loss. Sweep smaller learning rates, or "
+                "clip the gradients with `sl.ClipByGlobalNorm(1.0)`."
+            )
+        lowest = np.argmin(np.where(np.isfinite(final), final, np.inf))
+        return tuple(int(i) for i in np.unravel_index(lowest, final.shape))
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The hyperparameters of the run with the lowest final loss, as Python numbers.
+
+        `opt.with_hyperparams(result.best)` sets them.
+        """
+        pairs = zip(self.grid.items(), self.best_index, strict=True)
+        return {name: values[i].item() for (name, values), i in pairs}
+
+    def plot(self) -> "Figure":
+        """Plots the loss of each run, and the final losses over the grid, with matplotlib.
+
+        The colors of the losses show the first hyperparameter. The final losses are a line for one
+        hyperparameter, and a heat map of the first two otherwise, of the best values of the others.
+
+        **Returns:** a `matplotlib.figure.Figure`. `.savefig(path)` saves it, and a notebook shows
+        it.
+
+        **Raises:** `ImportError` without matplotlib.
+        """
+        figure, (left, right) = make_figure("SweepResult.plot", columns=2, size=(10.5, 4.0))
+        draw_sweep_losses(left, self)
+        if len(self.grid) == 1:
+            draw_final_losses(right, self)
+        else:
+            draw_heat_map(figure, right, self)
+        return figure
+
+    def __repr__(self) -> str:
+        *runs, steps = self.losses.shape
+        axes = ", ".join(f"{name}: {n}" for name, n in zip(self.grid, runs, strict=True))
+        text = f"sweep of {np.prod(runs)} runs ({axes}) with {steps} steps"
+        if not np.isfinite(self.final).any():
+            return f"{text}, none with a finite loss"
+        best = ", ".join(f"{name}={value:.4g}" for name, value in self.best.items())
+        return f"{text}, best: {best} with loss {self.final[self.best_index]:.4g}"
+
+    def _repr_html_(self) -> str:
+        final = self.final
+        best_first = np.argsort(np.where(np.isfinite(final), final, np.inf), axis=None)
+        rows = []
+        for run in best_first[:MOST_ROWS]:
+            index = np.unravel_index(run, final.shape)
+            pairs = zip(self.grid.values(), index, strict=True)
+            rows.append([*(f"{values[i]:.4g}" for values, i in pairs), f"{final[index]:.4g}"])
+        header = [*self.grid, "final loss"]
+        return notebook.document(notebook.table(header, rows, repr(self), header))
+
 
 IN_FLIGHT = 8
 """The number of steps that are dispatched before the loss of the first one is waited for. Without a

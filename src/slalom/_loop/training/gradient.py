@@ -23,9 +23,8 @@ from ...tree.packed import pack, unpack
 from ...tree.types import PyTree, Scalar, Updates
 from ..binding.model import split
 from ..binding.optimizer import Optimizer
-from ..binding.sampling import sampled_params
-from ..programs.callables import with_function
-from ..programs.compiled import advance
+from ..binding.stepping import advance, sampled_params
+from ..programs.arguments import with_function
 from ..residual_losses import AbstractCurvatureLoss, linearized, residual_loss
 from .batch_loss import BatchLoss
 from .loss import (
@@ -121,8 +120,9 @@ def training_step(
         known = _known(gradient, batch_loss, inputs, loss)
         if source is not None:
             known.setdefault("residuals", source.on(*batch_loss.args, **batch_loss.kwargs))
-        how: dict[str, Any] = {"gathered": gradient.gathered, "in_training_step": True}
-        params, state = advance(opt, model, gradient.grads, known, **how)
+        params, state = advance(
+            opt, model, gradient.grads, known, gathered=gradient.gathered, in_training_step=True
+        )
         return jax.tree.leaves(params) + state, options.returned(
             result.loss, result.weight, result.aux
         )

@@ -15,8 +15,7 @@ from ...tree.dtypes import canonical_float
 from ...tree.packed import pack, unpack
 from ...tree.types import Params, PyTree, Scalar, Updates
 from ..binding.model import strong
-from .batch import Arguments, Batch
-from .model_states import PLACE, check_state, states_of, with_states
+from .batch import PLACE, Arguments, Batch, check_state, states_of, with_states
 
 LossGradient: TypeAlias = Callable[[Arguments], tuple[list[Array], PyTree]]
 """Maps the arguments of a loss to the leaves of its gradient and a packed `LossResult`."""

@@ -15,9 +15,8 @@ from ...tree.paths import dotted
 from ...tree.types import PyTree
 from ..programs.compiled import carried
 from ..reports.describe import metrics
-from .batch import is_single_key
+from .batch import check_state, is_single_key
 from .gradient import TrainingInputs, training_step
-from .model_states import check_state
 from .options import Options, check_model_state, check_steps
 
 

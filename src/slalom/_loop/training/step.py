@@ -11,14 +11,14 @@ from jaxtyping import Array
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.messages import advise_positions
 from ...tree.types import PyTree, Tracer, is_deleted
+from ..binding.loop_warnings import watch
 from ..binding.model import Model
 from ..binding.optimizer import Optimizer
 from ..binding.stepping import as_keywords, check_one_run
-from ..programs.callables import as_tree, without_function
+from ..programs.arguments import as_tree, without_function
 from ..programs.compiled import carried, check_guards, homes
 from ..programs.interrupts import HeldSignals
 from ..programs.program import Program
-from ..programs.recompiled import watch
 from .gradient import TrainingInputs, training_step
 from .options import Options
 from .scan import check_guarded, check_scan, scanned_steps

@@ -7,7 +7,7 @@ from jaxtyping import Array
 
 from ..._core.text.messages import advise_keywords, advise_positions
 from ...tree.types import is_function
-from .compute_dtype import as_compute_dtype
+from .batch_loss import as_compute_dtype
 from .options import BatchArgs, Options, TrainOptions
 from .step import TrainStep
 

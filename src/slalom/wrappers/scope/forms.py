@@ -19,8 +19,8 @@ from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import ADD, RETURN, Writer
 from ..._core.state.walk import parts, segments, transforms
-from ...tree.kernels import as_arguments
 from ...tree.paths import HalfKey, leaf_paths, snake_case
+from ...tree.tracing import as_arguments
 from ...tree.types import Gradients, Params, Tracer, Updates
 
 _MAX_SIZE = 8192

@@ -21,8 +21,7 @@ from ..._core.state.marks import COPY, EXACT, NONNEGATIVE, PARAM_LIKE
 from ..._core.state.slots import Slot, slots
 from ..._core.text.messages import listed
 from ..._core.text.printing import Call, code, method_call
-from ...codecs.names import as_codec
-from ...codecs.offloading import offload
+from ...codecs.names import as_codec, offload
 from ...tree.paths import candidates, glob_pattern, has_suffix, leaf_paths
 from ...tree.sharding import to_device, to_host, to_memory_of
 from ...tree.types import Params, Tracer

@@ -1,14 +1,107 @@
-"""Facts about a program that follow from the structure of its arguments."""
+"""The arguments of programs: functions as trees and in keys, and what follows from a structure."""
 
-from collections.abc import Callable
+import functools
+import types
+import weakref
+from collections.abc import Callable, Hashable
 from typing import Any, TypeAlias, TypeVar
 
+import equinox as eqx
 import jax
 from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
 from ...tree.sharding import constrain, is_on_host, may_be_at, to_device, to_host
-from .references import reference
+
+
+def identity(x: Any) -> Hashable:
+    """The entry of a key for a value: the value itself if others can equal it, else its id.
+
+    The id of a function stands for it only while it lives, so the entries of the key must be
+    dropped when it dies.
+    """
+    # A method is a new object each time it is looked up.
+    if isinstance(x, types.MethodType) and _has_identity(type(x.__self__)):
+        return id(x.__self__), id(x.__func__)
+    return id(x) if _has_identity(type(x)) else x
+
+
+def reference(x: Any, forget: Callable[[Any], None]) -> Callable[[], Any]:
+    """A function that returns the value, without keeping it alive where `identity` gives an id.
+
+    **Arguments:**
+
+    - `x`: the value.
+    - `forget`: called with the dead reference when the value dies.
+    """
+    if identity(x) is x:
+        return lambda: x
+    return (weakref.WeakMethod if isinstance(x, types.MethodType) else weakref.ref)(x, forget)
+
+
+@functools.lru_cache(1024)
+def _has_identity(kind: type) -> bool:
+    """Whether objects of a type equal only themselves, and can be referred to weakly."""
+    is_equal_to_itself = kind.__eq__ is object.__eq__ and kind.__hash__ is not None
+    return is_equal_to_itself and kind.__weakrefoffset__ > 0
+
+
+Function: TypeAlias = Callable[..., Any]
+
+
+class Bound(eqx.Module):
+    """A function with its first arguments and some keywords, all of them visible to JAX.
+
+    **Arguments:**
+
+    - `func`: a function, a tree that can be called, or `None` where `without_function` removed it.
+    - `args`, `keywords`: the arguments.
+    """
+
+    func: Any
+    args: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        return self.func(*self.args, *args, **{**self.keywords, **keywords})
+
+
+def as_tree(function: Function) -> Any:
+    """A function as a tree that shows the arrays it carries. A plain function is a leaf.
+
+    Equinox modules, their bound methods and `eqx.Partial` are trees already. `functools.partial`
+    hides its arrays from JAX. `jax.tree_util.Partial` shows its arguments, but not the arrays of
+    its function.
+    """
+    if isinstance(function, functools.partial):
+        return Bound(as_tree(function.func), function.args, dict(function.keywords))
+    if isinstance(function, types.MethodType) and not _is_leaf(function.__self__):
+        return Bound(function.__func__, (function.__self__,), {})
+    return function
+
+
+def without_function(tree: Any) -> tuple[Function, PyTree]:
+    """A tree from `as_tree` as the plain function in it, and the tree with `None` in its place.
+
+    The function of a module is its class.
+    """
+    if isinstance(tree, Bound):
+        function, inner = without_function(tree.func)
+        return function, Bound(inner, tree.args, tree.keywords)
+    return (tree, None) if _is_leaf(tree) else (type(tree), tree)
+
+
+def with_function(tree: PyTree, function: Function) -> Function:
+    """Undoes `without_function`: the tree with the function in it, to call."""
+    if isinstance(tree, Bound):
+        inner = with_function(tree.func, function)
+        return functools.partial(inner, *tree.args, **tree.keywords)
+    return function if tree is None else tree
+
+
+def _is_leaf(x: Any) -> bool:
+    return jax.tree_util.all_leaves([x])
+
 
 Leaves: TypeAlias = list[Any]
 """Leaves of the arguments: arrays, tracers and static values."""
@@ -55,15 +148,14 @@ class Signature:
         statics: dict[int, Any],
         carried: Positions,
         donated: Positions,
-        shardings: Homes,
-        forget: Callable[[Any], None],
+        shardings: Homes = (),
+        forget: Callable[[Any], None] = lambda dead: None,
     ):
         self.structure = structure
         self._statics = {i: reference(x, forget) for i, x in statics.items()}
         self.carried = carried
         self.donated = donated
         self.shardings = shardings
-        self.has_runtime_checks = False
         self.calls: list[int] | None = None
         """The number of calls, if it is counted."""
         others = {*donated, *statics}
@@ -73,7 +165,7 @@ class Signature:
         donated_set = set(donated)
         self._order = sorted(range(len(carried)), key=lambda k: carried[k] not in donated_set)
         self.results = tuple(carried[k] for k in self._order)
-        """The carried positions in the order of the compiled program's results."""
+        """The carried positions in the order of the program's results."""
 
     @property
     def statics(self) -> dict[int, Any]:
@@ -94,7 +186,7 @@ class Signature:
         return self.structure.unflatten(leaves)
 
     def run(self, body: Body, arguments: PyTree, homes: Homes = ()) -> tuple[Leaves, PyTree]:
-        """Calls the body, and returns its results where the carried leaves were.
+        """Calls the body, and returns new values of `results` and its other result.
 
         Carried leaves in the memory of the host are copied to the device, where all is computed.
         New values have the shardings and memories of the old ones. Otherwise the partitioner may
@@ -112,8 +204,4 @@ class Signature:
             pairs = zip(new, shardings, strict=True)
             new = [x if sharding is None else constrain(x, sharding) for x, sharding in pairs]
         new = [to_host(x) if host else x for x, host in zip(new, on_host, strict=True)]
-        return new, other
-
-    def ordered(self, new: Leaves) -> Leaves:
-        """New values of the carried leaves in the order of `results`."""
-        return [new[k] for k in self._order]
+        return [new[k] for k in self._order], other

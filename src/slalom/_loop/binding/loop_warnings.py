@@ -1,0 +1,177 @@
+"""Warns of loops that use an optimizer in part only, or that compile again and again.
+
+The former keep one of the two results of `opt.step`, step with an optimizer that never changes, or
+ignore its scale of the loss.
+"""
+
+import re
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from ..._core.protocol.loss import loss_of
+from ..._core.text.messages import warn
+from ...tree.paths import dotted
+from ...tree.types import PyTree, Tracer, under_jit
+
+_MOST_CALLS = 3
+
+
+def _never(x: Any) -> bool:
+    return False
+
+
+class _LastCall(threading.local):
+    """The last call of `opt.step` in a thread: tests for its arguments and its results."""
+
+    got_model: Callable[[Any], bool] = staticmethod(_never)
+    got_count: Callable[[Any], bool] = staticmethod(_never)
+    returned_model: Callable[[Any], bool] = staticmethod(_never)
+    returned_count: Callable[[Any], bool] = staticmethod(_never)
+    number: int = 1
+    """The number of calls in a row that went on with one of the results and not with the other."""
+
+
+_last_call = _LastCall()
+
+
+def watch_results(model: PyTree, count: Any, new_model: PyTree, new_count: Any) -> None:
+    """Notes a call of `opt.step`, and warns if it is the third that went on with one result only.
+
+    **Arguments:**
+
+    - `model`, `count`: what went in. The count stands for the optimizer.
+    - `new_model`, `new_count`: what came out.
+    """
+    if isinstance(count, Tracer) or isinstance(new_count, Tracer):
+        return
+    same_opt = _last_call.got_count(count) and _last_call.returned_model(model)
+    same_model = _last_call.got_model(model) and _last_call.returned_count(count)
+    _last_call.number = _last_call.number + 1 if same_opt or same_model else 1
+    _last_call.got_model, _last_call.got_count = _is(model), _is(count)
+    _last_call.returned_model, _last_call.returned_count = _is(new_model), _is(new_count)
+    if _last_call.number == _MOST_CALLS:
+        lost = "optimizer, so its state" if same_opt else "model, so it"
+        warn(
+            f"`opt.step` was called {_MOST_CALLS} times with the same {lost} never changes. Assign "
+            "both results: `model, opt = opt.step(model, grads)`."
+        )
+
+
+def _is(x: Any) -> Callable[[Any], bool]:
+    """A function that says whether something is this object, which it does not keep alive."""
+    try:
+        reference = weakref.ref(x)
+    except TypeError:  # a dict, whose id another one may get
+        return _never
+    return lambda other: reference() is other
+
+
+def note_scale_is_read(binding: Any) -> None:
+    """Notes that the caller knows the scale of the loss."""
+    object.__setattr__(binding, "scale_is_read", True)
+
+
+def warn_of_unread_scale(opt: Any) -> None:
+    """Warns of a step by hand whose gradients cannot be those of the scaled loss."""
+    if not opt.binding.scale_is_read and loss_of(opt.transform).askers("scaled loss"):
+        warn(
+            "`.scale_loss()` divides the gradients by a scale that nobody has read from this "
+            "optimizer, so they cannot be those of the scaled loss. Differentiate "
+            "`opt.loss_scale * loss`, or step with `sl.train_step`, which scales the loss itself."
+        )
+
+
+def warn_of_capture(opt: Any, inputs: PyTree) -> None:
+    """Warns of an optimizer that is no argument of the function that is traced around a step."""
+    if any(isinstance(x, Tracer) for x in jax.tree.leaves(opt)):
+        return
+    if any(isinstance(x, Tracer) and under_jit(x) for x in jax.tree.leaves(inputs)):
+        warn(
+            "The function that JAX traces here captured this optimizer, so each of its calls "
+            "starts from the same state. Pass the optimizer as an argument, and return the new "
+            "one: `def step(model, opt, x): ...; return model, opt`."
+        )
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_FUNCTION = re.compile(r"<function (\S+) at 0x[0-9a-f]+>")
+_MOST_TEXTS = 2048
+
+_last_compiled: dict[int, tuple[list[int], list[str], dict[int, Any], int]] = {}
+"""For each kind of program, by the hash of its text: the calls of the last one compiled, the
+functions and the numbers in it, and the number of programs in a row that were called once."""
+
+
+def watch(
+    who: str,
+    get_function: Callable[[], Any],
+    structure: Any,
+    statics: Mapping[int, Any],
+    shapes: Any,
+) -> list[int]:
+    """Notes that a program is to be compiled, and warns if it is the third in a row like it.
+
+    A lambda that is written inside a loop is a new object in every iteration, although its code
+    stays the same. So two arguments count as alike if they print the same up to addresses and
+    numbers.
+
+    **Arguments:**
+
+    - `who`: what the user calls, such as `opt.step`.
+    - `get_function`: returns the function that the program was made of, or `None`.
+    - `structure`, `statics`: the structure of the arguments, and their static leaves by position.
+    - `shapes`: the shapes of what is carried, and where it is.
+
+    **Returns:** the number of calls of this program, in a list for the caller to count in.
+    """
+    function, calls = get_function(), [0]
+    code = getattr(function, "__code__", None)
+    place = type(function) if code is None else (code.co_filename, code.co_firstlineno)
+    numbers = {i: x for i, x in statics.items() if type(x) in (int, float)}
+    others = {i: type(x) if i in numbers else x for i, x in statics.items()}
+    text = repr((structure, others, shapes))
+    functions = _FUNCTION.findall(text)
+    addresses = _ADDRESS.findall(text)
+    key = hash((who, place, _ADDRESS.sub("", text)))
+    before, known, last_numbers, number = _last_compiled.get(key, (None, [], {}, 0))
+    number = number + 1 if before is not None and before[0] == 1 else 1
+    if len(_last_compiled) >= _MOST_TEXTS:
+        _last_compiled.clear()
+    _last_compiled[key] = calls, addresses, numbers, number
+    if number == 3:
+        if numbers != last_numbers:
+            _warn_of_numbers(who, structure, numbers, last_numbers)
+        elif addresses == known:
+            name = getattr(function, "__name__", repr(function))
+            _warn_of_functions(who, f"the function `{name}`", "step = sl.train_step(loss_fn)")
+        else:
+            name = (
+                f"`{functions[0]}` in its arguments" if functions else "an object in its arguments"
+            )
+            _warn_of_functions(who, name, "opt = sl.Optimizer(tx, model)")
+    return calls
+
+
+def _warn_of_functions(who: str, what: str, line: str) -> None:
+    warn(
+        f"`{who}` was compiled three times for arguments that look the same, and each program ran "
+        f"once: {what} is a new one each time. Create it once, before the loop, with what it is "
+        f"part of: `{line}`."
+    )
+
+
+def _warn_of_numbers(
+    who: str, structure: Any, numbers: Mapping[int, Any], before: Mapping[int, Any]
+) -> None:
+    named = jax.tree_util.tree_leaves_with_path(structure.unflatten(range(structure.num_leaves)))
+    differ = [dotted(path) for path, i in named if i in numbers and numbers[i] != before.get(i)]
+    more = f" and {len(differ) - 1} more" if len(differ) > 1 else ""
+    warn(
+        f"`{who}` was compiled three times for Python numbers with other values, and each program "
+        f"ran once: '{differ[0]}'{more} is a number, which is static. Pass an array in place of "
+        "the number, or of the list of numbers: `jnp.asarray(x)`."
+    )

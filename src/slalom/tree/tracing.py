@@ -1,0 +1,105 @@
+"""Traced programs: their equations, loops of unknown length, and kernels that leaves share."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jaxtyping import Array
+
+from .types import under_jit
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """The equations of a program and of all programs inside it, such as branches and loops."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from equations(inner)
+
+
+Carry = TypeVar("Carry")
+
+
+def while_loop(
+    who: str, condition: Callable[[Carry], Any], body: Callable[[Carry], Carry], start: Carry
+) -> Carry:
+    """`jax.lax.while_loop`, with an error that names it for a derivative in reverse mode.
+
+    **Arguments:**
+
+    - `who`: the transform or function that has the loop, for the message.
+    - `condition`, `body`, `start`: as for `jax.lax.while_loop`.
+    """
+    end = jax.lax.while_loop(condition, body, start)
+    return jax.tree.map(lambda x: _forward_only.bind(x, who=who), end)
+
+
+# The identity. JAX differentiates the loop itself, so the error must come from a primitive after
+# it, which reverse mode reaches first.
+_forward_only = Primitive("forward_only")
+_forward_only.def_impl(lambda x, who: x)
+_forward_only.def_abstract_eval(lambda x, who: x)
+batching.defvectorized(_forward_only)
+mlir.register_lowering(_forward_only, lambda context, x, who: [x])
+
+
+def _transpose(cotangent: Any, x: Any, who: str) -> Any:
+    raise ValueError(
+        f"No derivative in reverse mode, such as `jax.grad`, passes through {who}: it has a loop "
+        "whose number of iterations is known only when it runs. Differentiate in forward mode, "
+        "with `jax.jvp` or `jax.jacfwd`, or leave this part out with `jax.lax.stop_gradient`."
+    )
+
+
+ad.deflinear2(_forward_only, _transpose)
+
+
+def as_arguments(numbers: Sequence[Any], near: Any) -> list[Array]:
+    """Numbers that differ between leaves, as arguments of the kernels that use them.
+
+    XLA:CPU compiles one kernel for all leaves whose kernels have the same code, and takes 20 to
+    35 ms for each further one. A constant is part of the code. What a conditional returns is not a
+    constant, and the barrier keeps XLA from seeing which branch is taken.
+
+    **Arguments:**
+
+    - `numbers`: the numbers: of NumPy, or arrays that are computed before.
+    - `near`: any array of the same trace. Outside a `jit` there is nothing to share.
+    """
+    if not numbers or not under_jit(near):
+        return [jnp.asarray(n) for n in numbers]
+
+    def on_cpu() -> list[Array]:
+        always = jax.lax.optimization_barrier(jnp.bool_(True))
+        return jax.lax.cond(always, elsewhere, lambda: [jnp.zeros_like(n) for n in numbers])
+
+    def elsewhere() -> list[Array]:
+        return [jnp.asarray(n) for n in numbers]
+
+    return jax.lax.platform_dependent(cpu=on_cpu, default=elsewhere)
+
+
+def entries(vectors: Sequence[Array]) -> list[list[Array]]:
+    """The entries of vectors of one length, with an entry for each leaf.
+
+    A kernel reads one at a position that is an argument, and does not compute the vector itself.
+    """
+    if not vectors or not under_jit(vectors[0]):
+        return [list(x) for x in vectors]
+    # Unsigned, since JAX would count negative ones from the end.
+    positions = np.arange(len(vectors[0]), dtype=np.uint32)
+    known = as_arguments([*vectors, *positions], vectors[0])
+    vectors, at = known[: len(vectors)], known[len(vectors) :]
+    return [[_entry(x, i) for i in at] for x in vectors]
+
+
+@jax.jit
+def _entry(x: Array, i: Array) -> Array:
+    return jax.lax.dynamic_index_in_dim(x, i, keepdims=False)

@@ -50,11 +50,30 @@ else:
 
 
 _KIND = "slalom.kind"
-_HYPERPARAMETER, _STEPS = "hyperparameter", "steps"
+_HYPERPARAMETER, _STEPS, _UNLISTED = "hyperparameter", "steps", "unlisted"
 _MISSING = dataclasses.MISSING
 
 
 # --- declarations ---------------------------------------------------------------------------
+
+
+def checked_field(
+    check: Callable[[str, Any], None], default: Any = _MISSING, kind: str = "", **options: Any
+) -> Any:
+    """Declares a field with a check.
+
+    **Arguments:**
+
+    - `check`: a function of the full name of the field and its value, which raises an error. It is
+        not called for `None` where that is the default.
+    - `default`: the default value. The field is required if there is none.
+    - `kind`: what is traced in the field. Without a kind the field is static by default.
+    - `options`: further options of `eqx.field`.
+    """
+    if default is not _MISSING:
+        options["default"] = default
+    options.setdefault("static", not kind)
+    return eqx.field(metadata={_KIND: kind, CHECK: check}, **options)
 
 
 def hyperparameter(
@@ -94,13 +113,15 @@ def hyperparameter(
     ```
     """
     check = functools.partial(_check_hyperparameter, _Interval(within), optional=optional)
-    return _declare(_HYPERPARAMETER, default, _as_hyperparameter, check, kw_only)
+    return checked_field(
+        check, default, _HYPERPARAMETER, converter=_as_hyperparameter, kw_only=kw_only
+    )
 
 
 def steps(default: Any = _MISSING, *, within: str = "[0, inf)") -> Any:
     """Declares a number of steps: an integer leaf of a schedule, traced like a hyperparameter."""
     check = functools.partial(_check_steps, _Interval(within))
-    return _declare(_STEPS, default, _as_steps, check)
+    return checked_field(check, default, _STEPS, converter=_as_steps)
 
 
 def count_or_schedule(unit: str, default: Any = _MISSING, *, listed: bool = True) -> Any:
@@ -109,7 +130,8 @@ def count_or_schedule(unit: str, default: Any = _MISSING, *, listed: bool = True
     `listed` says whether users read and replace it as a hyperparameter.
     """
     check = functools.partial(_check_count_or_schedule, unit)
-    return _declare(_STEPS if listed else "unlisted", default, _as_count_or_schedule, check)
+    kind = _STEPS if listed else _UNLISTED
+    return checked_field(check, default, kind, converter=_as_count_or_schedule)
 
 
 def count_field(default: Any = _MISSING, *, least: int = 1, kw_only: bool = False) -> Any:
@@ -124,12 +146,10 @@ def count_field(default: Any = _MISSING, *, least: int = 1, kw_only: bool = Fals
     **Returns:** a field, for the body of a transform class.
     """
     check = functools.partial(_check_count, least)
-    options: dict[str, Any] = {} if default is _MISSING else {"default": default}
-    options["kw_only"] = kw_only
-    return eqx.field(static=True, converter=_as_steps, metadata={CHECK: check}, **options)
+    return checked_field(check, default, converter=_as_steps, kw_only=kw_only)
 
 
-def choice_field(default: str, *others: str, kw_only: bool = False) -> Any:
+def choice_field(default: str | None, *others: str, kw_only: bool = False) -> Any:
     """Declares a static field that is one of several strings.
 
     **Arguments:**
@@ -140,8 +160,9 @@ def choice_field(default: str, *others: str, kw_only: bool = False) -> Any:
 
     **Returns:** a field, for the body of a transform class.
     """
-    check = functools.partial(_check_choice, (default, *others))
-    return eqx.field(default=default, static=True, kw_only=kw_only, metadata={CHECK: check})
+    return checked_field(
+        functools.partial(_check_choice, (default, *others)), default, kw_only=kw_only
+    )
 
 
 def layout_field() -> Any:
@@ -151,13 +172,7 @@ def layout_field() -> Any:
 
     **Returns:** a field, for the body of a transform class. Its default is `None`.
     """
-    return eqx.field(
-        default=None,
-        static=True,
-        converter=as_layout,
-        kw_only=True,
-        metadata={CHECK: check_layout},
-    )
+    return checked_field(check_layout, None, converter=as_layout, kw_only=True)
 
 
 def dtype_field(*, kw_only: bool = False) -> Any:
@@ -169,32 +184,7 @@ def dtype_field(*, kw_only: bool = False) -> Any:
 
     **Returns:** a field, for the body of a transform class. Its default is `None`.
     """
-    return eqx.field(
-        default=None,
-        static=True,
-        converter=_as_dtype,
-        kw_only=kw_only,
-        metadata={CHECK: _check_dtype},
-    )
-
-
-def _declare(
-    kind: str,
-    default: Any,
-    converter: Callable[[Any], Any],
-    check: Callable[[str, Any], None],
-    kw_only: bool = False,
-) -> Any:
-    options: dict[str, Any] = {} if default is _MISSING else {"default": default}
-    metadata = {_KIND: kind, CHECK: check}
-    return eqx.field(metadata=metadata, converter=converter, kw_only=kw_only, **options)
-
-
-def _as_dtype(dtype: Any) -> Any:
-    try:
-        return None if dtype is None else np.dtype(dtype)
-    except TypeError:
-        return dtype  # refused by the check, which knows the name of the field
+    return checked_field(_check_dtype, None, converter=_as_dtype, kw_only=kw_only)
 
 
 # --- conversion and validation --------------------------------------------------------------
@@ -220,6 +210,13 @@ def _as_count_or_schedule(value: Any) -> Any:
     if is_function(value) and not is_array(value):
         return as_schedule(value)
     return int(value) if isinstance(value, np.integer) else value
+
+
+def _as_dtype(dtype: Any) -> Any:
+    try:
+        return None if dtype is None else np.dtype(dtype)
+    except TypeError:
+        return dtype  # refused by the check, which knows the name of the field
 
 
 def _as_steps(value: Any) -> Any:
@@ -281,11 +278,7 @@ def _check_hyperparameter(within: _Interval, name: str, value: Any, optional: bo
 
 
 def _check_steps(within: _Interval, name: str, value: Any) -> None:
-    if isinstance(value, jax.Array | np.ndarray):
-        whole = value.shape == () and jnp.issubdtype(value.dtype, jnp.integer)
-    else:
-        whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole:
+    if not _is_whole(value) or np.shape(value) != ():
         raise TypeError(f"{name} must be a whole number of steps, got {value!r}.")
     if not isinstance(value, Tracer):
         within.check(name, value)
@@ -293,6 +286,12 @@ def _check_steps(within: _Interval, name: str, value: Any) -> None:
             raise ValueError(
                 f"{name} must be less than 2**31, the range of the step count, got {value}."
             )
+
+
+def _is_whole(value: Any) -> bool:
+    if isinstance(value, jax.Array | np.ndarray):
+        return jnp.issubdtype(value.dtype, jnp.integer)
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _check_dtype(name: str, dtype: Any) -> None:
@@ -308,11 +307,7 @@ def _check_count(least: int, name: str, value: Any) -> None:
 
 
 def _check_count_or_schedule(unit: str, name: str, value: Any) -> None:
-    if isinstance(value, jax.Array | np.ndarray):
-        is_count = jnp.issubdtype(value.dtype, jnp.integer)
-    else:
-        is_count = isinstance(value, int) and not isinstance(value, bool)
-    if not is_count and not isinstance(value, AbstractSchedule):
+    if not _is_whole(value) and not isinstance(value, AbstractSchedule):
         raise TypeError(
             f"{name} must be an int or a schedule, got {value!r} of type {type(value).__name__}."
         )
@@ -320,7 +315,7 @@ def _check_count_or_schedule(unit: str, name: str, value: Any) -> None:
         raise ValueError(f"{name} must be at least 1 {unit}, got {value}.")
 
 
-def _check_choice(known: tuple[str, ...], name: str, value: Any) -> None:
+def _check_choice(known: tuple[str | None, ...], name: str, value: Any) -> None:
     if value not in known:
         *most, last = map(repr, known)
         raise ValueError(f"{name} must be {', '.join(most)} or {last}, got {value!r}.")

@@ -14,12 +14,12 @@ from jaxtyping import Array
 
 from ... import tree
 from ...tree.dtypes import is_key
-from ..protocol.parts import CHECK
+from .declare import checked_field
 
 
 def key_field(**options: Any) -> Any:
     """Declares a field for an int or the raw data of a key."""
-    return eqx.field(metadata={CHECK: _check_key}, **options)
+    return checked_field(_check_key, static=False, **options)
 
 
 class AbstractKeyed(eqx.Module):

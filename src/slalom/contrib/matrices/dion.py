@@ -12,9 +12,9 @@ from jaxtyping import Array, Inexact, PyTree
 
 from ... import fields, tree
 from ..._core.engine.matrices import matrices, matrices_or_none
+from ..._core.fields.declare import checked_field
 from ..._core.fields.keys import AbstractKeyed, key_field
 from ..._core.protocol.chain import chain
-from ..._core.protocol.parts import CHECK
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.messages import advise_keywords
@@ -98,9 +98,9 @@ class ScaleByDion(AbstractKeyed, AbstractRule[ScaleByDionState]):
         Matrices](https://arxiv.org/abs/1809.11085), 2018"
     """
 
-    rank_fraction: Any = eqx.field(default=0.25, static=True, metadata={CHECK: _check_fraction})
+    rank_fraction: Any = checked_field(_check_fraction, 0.25)
     b1: fields.Number = fields.hyperparameter(0.95, within="[0, 1)")
-    scale: str | None = eqx.field(default="spectral", static=True, metadata={CHECK: check_scale})
+    scale: str | None = checked_field(check_scale, "spectral")
     mu_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
     key: Any = key_field(default=0, kw_only=True)
     layout: LayoutLike = fields.layout_field()

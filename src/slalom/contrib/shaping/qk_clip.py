@@ -6,15 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from ... import fields, tree
+from ..._core.fields.declare import checked_field
 from ..._core.protocol.bases import AbstractStatelessTransform
 from ..._core.protocol.context import Context
-from ..._core.protocol.parts import CHECK
 from ..._core.protocol.traits import Merge
 from ...rules._layout import warn_guessed
 from ...tree.dtypes import canonical_float
@@ -140,8 +139,8 @@ class QKClip(AbstractStatelessTransform):
 
     threshold: fields.Number = fields.hyperparameter(100.0, within="(0, inf)")
     heads: int = fields.count_field(kw_only=True)
-    where: Mapping[Any, str] | Where = eqx.field(
-        static=True, kw_only=True, converter=as_layout, metadata={CHECK: _check_roles}
+    where: Mapping[Any, str] | Where = checked_field(
+        _check_roles, kw_only=True, converter=as_layout
     )
     alpha: fields.Number = fields.hyperparameter(0.5, within="[0, 1]", kw_only=True)
     layout: LayoutLike = fields.layout_field()

@@ -3,25 +3,24 @@
 from types import SimpleNamespace
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from ... import tree
-from ..._core.protocol.parts import CHECK
+from ..._core.fields.declare import checked_field
 from ...tree.types import Params, Scalar, Updates
 from ._system import SOLVERS
 
 
 def solver_field() -> Any:
     """Declares how systems are solved."""
-    return eqx.field(default="auto", static=True, metadata={CHECK: _check_solver})
+    return checked_field(_check_solver, "auto")
 
 
 def chunk_field() -> Any:
     """Declares an optional number of examples."""
-    return eqx.field(default=None, static=True, metadata={CHECK: _check_chunk})
+    return checked_field(_check_chunk, None)
 
 
 def _check_solver(name: str, solver: Any) -> None:

@@ -10,7 +10,6 @@ from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 from ... import fields, tree
 from ..._core.protocol.context import Context
 from ..._core.protocol.linearization import Linearization
-from ..._core.protocol.parts import CHECK
 from ..._core.protocol.real_vectors import to_vector
 from ..._core.protocol.residuals import Residuals
 from ..._core.protocol.transform import AbstractTransform
@@ -118,9 +117,7 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
     """
 
     damping: fields.Number = fields.hyperparameter(1e-3, within="(0, inf)")
-    scaling: str | None = eqx.field(
-        default=None, static=True, metadata={CHECK: lambda name, x: _check_scaling(name, x)}
-    )
+    scaling: str | None = fields.choice_field(None, "columns")
     acceleration: fields.OptionalNumber = fields.hyperparameter(
         0.75, within="(0, inf)", optional=True
     )
@@ -329,11 +326,6 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
             "num_rejected": state.num_rejected,
             "accepted": state.accepted,
         }
-
-
-def _check_scaling(name: str, scaling: Any) -> None:
-    if scaling not in (None, "columns"):
-        raise ValueError(f"{name} must be None or 'columns', got {scaling!r}.")
 
 
 @advise_keywords

@@ -5,17 +5,16 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import equinox as eqx
 import jax
 import numpy as np
 
 from ... import fields, tree
 from ..._core.engine.matrices import layouts_in_blocks
+from ..._core.fields.declare import checked_field
 from ..._core.fields.schedule import as_schedule
 from ..._core.protocol.bases import AbstractStatelessTransform
 from ..._core.protocol.chain import chain
 from ..._core.protocol.context import Context
-from ..._core.protocol.parts import CHECK
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.messages import advise_keywords
 from ...tree.types import Hyperparameter, Params, Updates, is_function
@@ -133,14 +132,11 @@ class Orthogonalize(AbstractStatelessTransform):
         `balance`"
     """
 
-    ns_coeffs: str | tuple[Triple, ...] = eqx.field(
-        default="standard",
-        static=True,
-        converter=_as_triples,
-        metadata={CHECK: _check_coefficients},
+    ns_coeffs: str | tuple[Triple, ...] = checked_field(
+        _check_coefficients, "standard", converter=_as_triples
     )
     ns_steps: int = fields.count_field(5)
-    scale: str | None = eqx.field(default="original", static=True, metadata={CHECK: check_scale})
+    scale: str | None = checked_field(check_scale, "original")
     compute_dtype: np.dtype | None = fields.dtype_field()
     balance: int = fields.count_field(0, least=0)
     preconditioning: str = fields.choice_field(*PRECONDITIONINGS, kw_only=True)

@@ -10,8 +10,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from ... import fields, tree
+from ..._core.fields.declare import checked_field
 from ..._core.protocol.context import Context
-from ..._core.protocol.parts import CHECK, Part
+from ..._core.protocol.parts import Part
 from ..._core.protocol.traits import MIXED
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractPacedWrapper, AbstractWrapper, run_if, skipped
@@ -66,9 +67,7 @@ class When(AbstractWrapper[WhenState]):
     has_clock: ClassVar[bool] = True
 
     inner: AbstractTransform
-    condition: Callable[[Context, Updates], Any] = eqx.field(
-        static=True, metadata={CHECK: _check_condition}
-    )
+    condition: Callable[[Context, Updates], Any] = checked_field(_check_condition)
     otherwise: str = fields.choice_field("pass", "zero")
 
     def init(self, params: Params) -> WhenState:

@@ -11,9 +11,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ... import fields, tree
 from ..._core.engine.encoded import scaled
+from ..._core.fields.declare import checked_field
 from ..._core.protocol.context import Context
 from ..._core.protocol.loss import Loss
-from ..._core.protocol.parts import CHECK, Part
+from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractPacedWrapper, AbstractWrapper, run_if
 from ..._core.protocol.writer import Writer
@@ -159,9 +160,7 @@ class ScaleLoss(AbstractPacedWrapper[ScaleLossState]):
     """
 
     inner: AbstractTransform
-    initial: float | int = eqx.field(
-        default=2.0**15, static=True, converter=_as_number, metadata={CHECK: _check_scale}
-    )
+    initial: float | int = checked_field(_check_scale, 2.0**15, converter=_as_number)
     growth_interval: int = fields.count_field(2000)
 
     def init(self, params: Params) -> ScaleLossState:

@@ -11,9 +11,10 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from ... import tree
+from ..._core.fields.declare import checked_field
 from ..._core.protocol.bases import AbstractParameterWriter, params_to_evaluate
 from ..._core.protocol.context import Context
-from ..._core.protocol.parts import CHECK, Part
+from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper, run_if
 from ..._core.protocol.writer import Writer
@@ -100,7 +101,7 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
     passes_gradients: ClassVar[bool] = True
 
     inner: AbstractTransform
-    fn: Callable[..., Any] = eqx.field(converter=_as_function, metadata={CHECK: _check_function})
+    fn: Callable[..., Any] = checked_field(_check_function, converter=_as_function, static=False)
     where: Where | None = eqx.field(default=None, static=True, converter=as_where_or_none)
 
     def __check_init__(self):

@@ -12,10 +12,11 @@ from jaxtyping import Array, Float, Float32, Int8, PyTree
 
 from ... import fields, tree
 from ..._core.engine.policies import POLICIES, PolicyWrite, Seeds, split
+from ..._core.fields.declare import checked_field
 from ..._core.fields.keys import AbstractKeyed, key_field
 from ..._core.protocol.bases import AbstractParameterWriter, params_to_evaluate
 from ..._core.protocol.context import Context
-from ..._core.protocol.parts import CHECK, Part
+from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import Writer
@@ -99,7 +100,7 @@ class Write(AbstractKeyed, AbstractWrapper[WriteState], AbstractParameterWriter[
     reads_encoded: ClassVar[tuple[str, ...]] = ("updates",)
 
     inner: AbstractTransform
-    policy: str = eqx.field(static=True, metadata={CHECK: _check_policy})
+    policy: str = checked_field(_check_policy)
     key: Any = key_field(default=0)
 
     def __check_init__(self):

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import slalom as sl
-from slalom._core.state.walk import transforms
+from slalom._core.protocol.parts import transforms
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 

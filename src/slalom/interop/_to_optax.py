@@ -12,9 +12,9 @@ from jaxtyping import Array
 from .. import tree
 from .._core.fields.hyperparams import bind_numbers
 from .._core.protocol.loss import loss_of
+from .._core.protocol.parts import transforms
 from .._core.protocol.transform import AbstractTransform, require_transform
 from .._core.protocol.writer import RETURN
-from .._core.state.walk import transforms
 from .._loop.binding.binding import Arrays, init_state, is_abstract, on_param_devices
 from .._loop.binding.model import checked_split, split, strong
 from .._loop.binding.optimizer import Optimizer

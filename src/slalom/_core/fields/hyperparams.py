@@ -16,9 +16,8 @@ from ...tree.dtypes import canonical_float, is_array
 from ...tree.paths import candidates, glob_pattern, named, not_one
 from ...tree.types import Tracer, is_function
 from ..protocol.context import Context
-from ..protocol.parts import CHECK, AbstractDeclared, Part
+from ..protocol.parts import CHECK, AbstractDeclared, Part, parts
 from ..protocol.transform import AbstractTransform
-from ..state.walk import parts
 from ..text import notebook
 from ..text.messages import renamed
 from ..text.printing import shortest

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from ... import tree
 from ...tree.types import Gradients, Params, PyTree, Updates
-from ..state.walk import parts
 from .context import Context
+from .parts import parts
 from .transform import AbstractTransform, State, advise_inputs
 
 

@@ -12,14 +12,12 @@ from jaxtyping import Array, Bool, PyTree
 from ...tree.types import Params, Updates
 from ..engine.encoded import is_encoded
 from ..engine.run import Leafwise, RuleAt, run_rules
-from ..state.walk import keeps_zeros, parts, segments, transforms
 from ..text.printing import Call, Infix
 from .bases import AbstractParameterWriter, AbstractStatelessTransform
 from .context import Context
 from .loss import Loss
-from .parts import Part
+from .parts import MIXED, Part, keeps_zeros, parts, segments, transforms
 from .rule import AbstractRule
-from .traits import MIXED
 from .transform import AbstractTransform, require_transform
 from .wrapper import AbstractComposite
 from .writer import Writer

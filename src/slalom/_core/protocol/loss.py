@@ -3,10 +3,8 @@
 from typing import Any, NamedTuple
 
 from ...tree.types import Params
-from ..state.walk import parts
 from .context import Context
-from .parts import Part
-from .traits import AbstractTraits
+from .parts import AbstractTraits, Part, parts
 
 _ELSEWHERE = ("value_fn", "grad_fn", "sampled_grad_fn", "residuals")
 """The inputs of transforms that evaluate the loss at parameters of their own."""

@@ -4,7 +4,7 @@ A transform is an immutable module whose fields are its hyperparameters and its 
 a separate module: `init` creates it, and `update` returns the next one. The other files of this
 folder explain what a step knows besides the gradients (`context.py`), which gradients transforms
 ask for (`loss.py`), how updates reach the parameters (`writer.py`), how transforms are made of
-others (`wrapper.py`, `chain.py`), and what the checks at binding read (`traits.py`).
+others (`wrapper.py`, `chain.py`), and what the checks at binding read (`parts.py`).
 """
 
 import abc
@@ -23,15 +23,13 @@ from ..engine.run import Leafwise
 from ..fields.declare import read_numbers
 from ..fields.schedule import read_number
 from ..methods.fluent import FLUENT, AbstractFluent
-from ..state.walk import find
 from ..text.messages import uncalled
 from ..text.mistakes import frozen, no_attribute, not_callable, transform_advice
 from ..text.notebook import document, transform_tree
 from ..text.printing import operand
 from .context import Context
 from .loss import Loss
-from .parts import Part
-from .traits import OVER, AbstractTraits
+from .parts import OVER, AbstractTraits, Part, find
 from .writer import ADD, Writer
 
 if TYPE_CHECKING:
@@ -214,7 +212,7 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
         return read_number(self, name, context)
 
     # A transform made of others also replaces `run` below and `children` in `parts.py`, from which
-    # everything that inspects or edits a composition finds the parts. The traits in `traits.py` are
+    # everything that inspects or edits a composition finds the parts. The traits in that file are
     # read by checks when an optimizer is created.
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, State]:

@@ -9,10 +9,9 @@ import jax
 from jaxtyping import Array, Bool
 
 from ...tree.types import Gradients, Params, Updates
-from ..state.walk import segments, transforms
 from ..text.printing import public_name
 from .context import Context
-from .parts import Part
+from .parts import Part, segments, transforms
 from .transform import AbstractTransform, State, advise_inputs
 from .writer import ADD, RETURN, Writer
 

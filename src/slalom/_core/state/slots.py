@@ -9,9 +9,9 @@ from jaxtyping import Array, PyTree
 
 from ...tree.paths import children_of, dotted, example, half_of, leaf_paths, whole
 from ...tree.types import Params
+from ..protocol.parts import parts
 from ..protocol.transform import AbstractTransform
 from .marks import PARAM_LIKE, PER_LEAF, UNTIL_RESET, marks, stored_as
-from .walk import parts
 
 
 class Slot(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from ..fields.declare import hyperparameter_fields
 from ..methods.fluent import FLUENT
-from ..state.walk import parts
+from ..protocol.parts import parts
 from .messages import PACKAGE, elsewhere, renamed, similar
 from .printing import public_name
 

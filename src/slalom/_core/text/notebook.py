@@ -9,8 +9,7 @@ import jax
 
 from ..fields.declare import hyperparameter_fields
 from ..fields.schedule import AbstractSchedule
-from ..protocol.parts import Part
-from ..state.walk import segments
+from ..protocol.parts import Part, segments
 from .printing import bytes_as_text, code, shortest
 
 # Without colors of its own: text, lines and shades work on light and dark pages.

@@ -12,8 +12,8 @@ from ..._core.fields.hyperparams import Readings, read
 from ..._core.protocol.bases import AbstractParameterWriter
 from ..._core.protocol.context import Context
 from ..._core.protocol.loss import loss_of
+from ..._core.protocol.parts import find, parts
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.walk import find, parts
 from ..._core.text.messages import advise_positions
 from ..._core.text.printing import AbstractPrinted, Call
 from ...tree.packed import holds_arrays, unpack

@@ -13,12 +13,12 @@ from ..._core.engine.encoded import decoded
 from ..._core.protocol.chain import first_link
 from ..._core.protocol.context import Context
 from ..._core.protocol.loss import Loss
+from ..._core.protocol.parts import parts, transforms
 from ..._core.protocol.residuals import Residuals
 from ..._core.protocol.transform import AbstractTransform, missing
 from ..._core.protocol.writer import ADD, Writer
 from ..._core.state.marks import params_like_fields
 from ..._core.state.slots import slots
-from ..._core.state.walk import parts, transforms
 from ...tree.dtypes import canonical_float, is_key
 from ...tree.paths import leaf_paths
 from ...tree.types import Params, PyTree, is_function

@@ -17,8 +17,8 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array
 
 from ..._core.protocol.bases import params_to_evaluate
+from ..._core.protocol.parts import transforms
 from ..._core.protocol.writer import RETURN
-from ..._core.state.walk import transforms
 from ...tree.packed import cached, captures, release_functions_with, unpack
 from ...tree.paths import example
 from ...tree.sharding import to_device

@@ -11,9 +11,9 @@ from wadler_lindig import TextDoc
 
 from ... import tree
 from ..._core.fields.declare import hyperparameter_fields
+from ..._core.protocol.parts import inner_transforms, transforms
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.slots import Slot, slots
-from ..._core.state.walk import inner_transforms, transforms
 from ..._core.text import notebook
 from ..._core.text.printing import LINE, Call, Infix, bytes_as_text, code, shortest
 from ...tree.paths import dotted, whole

@@ -11,8 +11,8 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, SingleDeviceSharding
 
 from ... import tree
 from ..._core.protocol.chain import first_link
+from ..._core.protocol.parts import transforms
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.walk import transforms
 from ..._core.text.printing import bytes_as_text
 from ...tree.paths import dotted, example, leaf_paths
 from ...tree.sharding import axis_names, full_spec, num_parts

@@ -12,8 +12,8 @@ from jaxtyping import Real
 
 from ..._core.fields.schedule import AbstractSchedule, AbstractStatefulSchedule
 from ..._core.protocol.context import Context
+from ..._core.protocol.parts import parts
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.walk import parts
 from ..._core.text.figures import make_figure
 from ...tree.paths import glob_pattern, named, not_one
 

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from ..._core.engine.encoded import is_encoded
 from ..._core.fields.declare import hyperparameter_fields
 from ..._core.fields.schedule import AbstractSchedule
+from ..._core.protocol.parts import transforms
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import wrapper_names
 from ..._core.state.marks import COPY, PER_LEAF
 from ..._core.state.slots import Slot, leaves_of, slots
-from ..._core.state.walk import transforms
 from ..._core.text.messages import warn
 from ...tree.paths import leaf_paths
 from ...tree.types import PyTree, Tracer

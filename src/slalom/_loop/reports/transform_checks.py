@@ -11,12 +11,18 @@ from ... import tree
 from ..._core.fields.hyperparams import bind_numbers, bound
 from ..._core.protocol.chain import Chain
 from ..._core.protocol.loss import loss_of
-from ..._core.protocol.parts import Part
+from ..._core.protocol.parts import (
+    MIXED,
+    AbstractTraits,
+    Part,
+    inner_transforms,
+    keeps_zeros,
+    segments,
+    transforms,
+)
 from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.traits import MIXED, AbstractTraits
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractPacedWrapper
-from ..._core.state.walk import inner_transforms, keeps_zeros, segments, transforms
 from ..._core.text.messages import warn
 from ..._core.text.printing import Call, code, operand
 from ...rules.shaping.decay import AddDecayedWeights

@@ -13,10 +13,9 @@ from ... import tree
 from ..._core.protocol.context import Context
 from ..._core.protocol.linearization import first_possible
 from ..._core.protocol.loss import Loss
-from ..._core.protocol.parts import Part
+from ..._core.protocol.parts import Part, parts, transforms
 from ..._core.protocol.real_vectors import from_vector, to_vector
 from ..._core.protocol.residuals import Residuals
-from ..._core.state.walk import parts, transforms
 from ...tree.dtypes import canonical_float, sum_dtype
 from ...tree.types import PyTree, Scalar
 from ...wrappers import Project

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from ..._core.state.walk import transforms
+from ..._core.protocol.parts import transforms
 from ...tree import is_array
 from ...tree.packed import pack, unpack
 from ...tree.paths import dotted

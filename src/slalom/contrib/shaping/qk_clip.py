@@ -14,7 +14,7 @@ from ... import fields, tree
 from ..._core.fields.declare import checked_field
 from ..._core.protocol.bases import AbstractStatelessTransform
 from ..._core.protocol.context import Context
-from ..._core.protocol.traits import Merge
+from ..._core.protocol.parts import Merge
 from ...rules._layout import warn_guessed
 from ...tree.dtypes import canonical_float
 from ...tree.types import Params, Updates

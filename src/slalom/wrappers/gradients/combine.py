@@ -11,12 +11,10 @@ from jaxtyping import Array, Float
 from ... import fields, tree
 from ..._core.protocol.context import Context
 from ..._core.protocol.loss import Loss, loss_of
-from ..._core.protocol.parts import Part
-from ..._core.protocol.traits import Merge
+from ..._core.protocol.parts import Merge, Part, segments
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import Writer
-from ..._core.state.walk import segments
 from ..._core.text.messages import uncalled
 from ...combine import AbstractCombination, Terms
 from ...tree.dtypes import canonical_float

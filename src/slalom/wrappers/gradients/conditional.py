@@ -12,8 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ... import fields, tree
 from ..._core.fields.declare import checked_field
 from ..._core.protocol.context import Context
-from ..._core.protocol.parts import Part
-from ..._core.protocol.traits import MIXED
+from ..._core.protocol.parts import MIXED, Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractPacedWrapper, AbstractWrapper, run_if, skipped
 from ..._core.protocol.writer import Writer

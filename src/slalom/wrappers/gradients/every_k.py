@@ -17,12 +17,10 @@ from ..._core.engine.manual_axes import refuse_parts
 from ..._core.fields.declare import count_or_schedule
 from ..._core.fields.schedule import AbstractSchedule, count_at
 from ..._core.protocol.context import Context
-from ..._core.protocol.parts import Part
-from ..._core.protocol.traits import Merge
+from ..._core.protocol.parts import Merge, Part, segments, transforms
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractPacedWrapper, run_if, skipped
 from ..._core.protocol.writer import Writer
-from ..._core.state.walk import segments, transforms
 from ...tree.dtypes import canonical_float
 from ...tree.types import Gradients, Params, Updates
 from .skip import AbstractSkip, as_skip, evaluate_skip

@@ -10,11 +10,10 @@ from jaxtyping import Array, Bool, Inexact, PyTree
 from ... import tree
 from ..._core.engine.matrices import refuse_unequal
 from ..._core.protocol.bases import AbstractParameterWriter
-from ..._core.protocol.parts import Part
+from ..._core.protocol.parts import Part, parts, segments
 from ..._core.protocol.transform import AbstractTransform, require_transform
 from ..._core.protocol.wrapper import AbstractWrapper, refuse_constraints
 from ..._core.protocol.writer import Writer
-from ..._core.state.walk import parts, segments
 from ...tree.paths import leaf_paths
 from ...tree.types import Params, Updates
 from ...where.layout import Layout, layouts

@@ -8,11 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from ... import fields, tree
-from ..._core.protocol.parts import Part
+from ..._core.protocol.parts import Part, transforms
 from ..._core.protocol.transform import AbstractTransform, missing
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import Writer
-from ..._core.state.walk import transforms
 from ...tree.types import Gradients, Params, Updates
 
 

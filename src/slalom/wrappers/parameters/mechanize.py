@@ -11,11 +11,10 @@ from jaxtyping import Array, Float, Inexact, PyTree
 from ... import fields, tree
 from ..._core.protocol.bases import AbstractParameterWriter
 from ..._core.protocol.context import Context
-from ..._core.protocol.parts import Part
+from ..._core.protocol.parts import Part, parts, segments
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper, refuse_constraints, run_if
 from ..._core.protocol.writer import Writer
-from ..._core.state.walk import parts, segments
 from ...tree.dtypes import as_canonical, canonical_float
 from ...tree.types import Gradients, Params, Updates
 from .write import Write

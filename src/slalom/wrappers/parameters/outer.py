@@ -10,12 +10,11 @@ from jaxtyping import Array, Bool, Inexact, Int, PyTree
 from ... import fields, tree
 from ..._core.engine.encoded import encoded_as
 from ..._core.protocol.bases import AbstractParameterWriter
-from ..._core.protocol.parts import Part
+from ..._core.protocol.parts import Part, parts, segments
 from ..._core.protocol.transform import AbstractTransform, require_transform
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import RETURN, Writer
 from ..._core.state.slots import reset
-from ..._core.state.walk import parts, segments
 from ...rules.shaping.scale import ScaleByLearningRate
 from ...tree.paths import leaf_paths
 from ...tree.types import Gradients, Hyperparameter, Params

@@ -14,11 +14,10 @@ from ... import tree
 from ..._core.fields.declare import checked_field
 from ..._core.protocol.bases import AbstractParameterWriter, params_to_evaluate
 from ..._core.protocol.context import Context
-from ..._core.protocol.parts import Part
+from ..._core.protocol.parts import Part, segments, transforms
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper, run_if
 from ..._core.protocol.writer import Writer
-from ..._core.state.walk import segments, transforms
 from ..._core.text.messages import uncalled, warn
 from ..._core.text.printing import AbstractPrinted, code
 from ...projections import AbstractProjection

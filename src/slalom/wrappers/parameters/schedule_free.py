@@ -17,7 +17,7 @@ from ..._core.fields.schedule import read_number
 from ..._core.protocol.bases import AbstractParameterWriter
 from ..._core.protocol.chain import Chain
 from ..._core.protocol.context import Context
-from ..._core.protocol.parts import Part
+from ..._core.protocol.parts import Part, parts, segments, transforms
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import (
     AbstractPacedWrapper,
@@ -26,7 +26,6 @@ from ..._core.protocol.wrapper import (
     run_if,
 )
 from ..._core.protocol.writer import Writer
-from ..._core.state.walk import parts, segments, transforms
 from ..._core.text.printing import shortest
 from ...rules.momentum.momentum import Trace
 from ...tree.dtypes import as_canonical, canonical_float, storage_dtype

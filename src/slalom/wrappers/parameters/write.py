@@ -16,11 +16,10 @@ from ..._core.fields.declare import checked_field
 from ..._core.fields.keys import AbstractKeyed, key_field
 from ..._core.protocol.bases import AbstractParameterWriter, params_to_evaluate
 from ..._core.protocol.context import Context
-from ..._core.protocol.parts import Part
+from ..._core.protocol.parts import Part, transforms
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import Writer
-from ..._core.state.walk import transforms
 from ...tree import rounding
 from ...tree.paths import leaf_paths
 from ...tree.types import Params

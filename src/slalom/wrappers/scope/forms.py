@@ -14,11 +14,10 @@ from ..._core.engine.manual_axes import refuse_shards
 from ..._core.protocol.bases import AbstractParameterWriter
 from ..._core.protocol.chain import Chain
 from ..._core.protocol.context import Context
-from ..._core.protocol.parts import Part
+from ..._core.protocol.parts import Part, parts, segments, transforms
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import ADD, RETURN, Writer
-from ..._core.state.walk import parts, segments, transforms
 from ...tree.paths import HalfKey, leaf_paths, snake_case
 from ...tree.tracing import as_arguments
 from ...tree.types import Gradients, Params, Tracer, Updates

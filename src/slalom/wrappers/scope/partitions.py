@@ -10,11 +10,10 @@ from jaxtyping import Array, Bool
 from ... import tree
 from ..._core.engine.run import Leafwise
 from ..._core.methods.fluent import AbstractFluent
-from ..._core.protocol.parts import Part
+from ..._core.protocol.parts import Part, segments, transforms
 from ..._core.protocol.transform import AbstractTransform, require_transform
 from ..._core.protocol.wrapper import AbstractComposite
 from ..._core.protocol.writer import Writer
-from ..._core.state.walk import segments, transforms
 from ..._core.text.printing import Call, method_call
 from ...tree.paths import candidates, leaf_paths
 from ...tree.types import Gradients, Params

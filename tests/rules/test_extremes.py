@@ -276,15 +276,25 @@ def test_other_platforms_than_a_cpu_find_these_norms_without_a_conditional(name,
     on_cpu = updates_of_sizes(tx, jnp.float32)
     grads = {"w": jnp.ones((3, 4)), "b": jnp.ones(4)}
 
+    def moved(size):
+        scaled = grads | {"w": size * grads["w"]}
+        updates, _ = sl.Optimizer(tx, grads).update(grads, scaled, value=jnp.ones(()))
+        return jnp.sum(updates["w"]) + 2 * jnp.sum(updates["b"])
+
+    slopes = [jax.grad(moved)(size) for size in (0.3, 3e-21, 3e20)]
+
     def has_conditional():
         step = jax.make_jaxpr(lambda opt: opt.update(grads, grads, value=jnp.ones(())))
         return " cond[" in str(step(sl.Optimizer(tx, grads)))
 
     assert has_conditional()
+    jax.clear_caches()  # of functions that were traced for a CPU
     monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, cpu, default: default(*args))
     assert not has_conditional()
     for own, wanted in zip(updates_of_sizes(tx, jnp.float32), on_cpu, strict=True):
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), own, wanted)
+    own = [jax.grad(moved)(size) for size in (0.3, 3e-21, 3e20)]
+    np.testing.assert_allclose(own, slopes, rtol=1e-5)
 
 
 @pytest.mark.parametrize("size", slow_except((1e-25, 1e-20, 1e20, 1e25), 1e-25))

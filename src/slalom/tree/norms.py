@@ -306,13 +306,18 @@ class NormOf(eqx.Module):
 
     def squared(self, factor: Scalar | None = None) -> "SumOfSquares":
         """The sum of the squares of the array, or of factor · array."""
-        return SumOfSquares(_sum_of_squares(self.x, factor), self.small)
+        if factor is None:
+            return SumOfSquares(*_sums_of_squares(self.x), small=self.small)
+        return SumOfSquares(*(_sum_of_squares(self.x, factor),) * 3, small=self.small)
 
 
 class SumOfSquares(eqx.Module):
     """A sum of squares that may be out of range."""
 
     value: Scalar
+    up: Scalar
+    down: Scalar
+    """With the squares times the largest and the smallest factor, elsewhere than on a CPU."""
     small: bool = eqx.field(static=True)
     """As for `NormOf`."""
 
@@ -356,14 +361,9 @@ def _checked(
         return jax.lax.cond(good, usual, again_on_cpu)
 
     # A GPU would wait for the host at a conditional, and where a branch has nothing but sums, XLA
-    # takes both. It makes one kernel of several sums over an array that is read once.
+    # takes both.
     def elsewhere() -> Array:
-        # With constants XLA would square the arrays and the factors separately.
-        ups, downs = (
-            [jax.lax.optimization_barrier(extreme(s.value)) for s in sums]
-            for extreme in (_for_small, _for_large)
-        )
-        plain, up, down = (_stacked([s.value for s in x]) for x in (sums, again(ups), again(downs)))
+        plain, up, down = map(_stacked, zip(*((s.value, s.up, s.down) for s in sums), strict=True))
         # As vectors, since a GPU would have kernels for each leaf.
         alike = len({s.value.dtype for s in sums}) == 1
         factor = _factor(plain) if alike else _stacked([_factor(s.value) for s in sums])
@@ -393,9 +393,48 @@ def _scaled_square(x: Array) -> tuple[Scalar, Scalar]:
 
 
 @jax.jit
-def _sum_of_squares(x: Array, factor: Scalar | None) -> Scalar:
+def _sum_of_squares(x: Array, factor: Scalar) -> Scalar:
     """The sum of |factor · x|². Compiled, so that arrays of equal shape share a trace."""
-    return jnp.sum(abs_squared(x if factor is None else _times(x, factor)))
+    return jnp.sum(abs_squared(_times(x, factor)))
+
+
+@jax.jit
+def _sums_of_squares(x: Array) -> tuple[Scalar, Scalar, Scalar]:
+    """The sums of |x|² and of |factor · x|² for the largest and the smallest factor. On a CPU they
+    are all the first one."""
+
+    def on_cpu() -> tuple[Scalar, Scalar, Scalar]:
+        return (jnp.sum(abs_squared(x)),) * 3
+
+    def elsewhere() -> tuple[Scalar, Scalar, Scalar]:
+        # With constants XLA would square the arrays and the factors separately.
+        like = jnp.zeros((), x.real.dtype)
+        up, down = (jax.lax.optimization_barrier(of(like)) for of in (_for_small, _for_large))
+        return _reduced_together(x, up, down)
+
+    return jax.lax.platform_dependent(cpu=on_cpu, default=elsewhere)
+
+
+# One reduction, because a GPU adds up the parts of a large array in another kernel, one for each
+# reduction. JAX would differentiate it as a tree of additions.
+@jax.custom_jvp
+def _reduced_together(x: Array, up: Scalar, down: Scalar) -> tuple[Scalar, Scalar, Scalar]:
+    squares = tuple(map(abs_squared, (x, _times(x, up), _times(x, down))))
+    zeros = tuple(jnp.zeros((), square.dtype) for square in squares)
+    return jax.lax.reduce(squares, zeros, lambda a, b: tuple(map(jnp.add, a, b)), range(x.ndim))
+
+
+@_reduced_together.defjvp
+def _reduced_together_jvp(primals: Any, tangents: Any) -> Any:
+    (x, up, down), (t, _, _) = primals, tangents
+
+    def slope(scaled: Array) -> Scalar:
+        # Where an entry overflows, the sum is not used, and 0·∞ would be NaN.
+        finite = jnp.where(jnp.isfinite(scaled), scaled, 0)
+        return 2 * jnp.sum((jnp.conj(finite) * t).real)
+
+    scaled = (x, *(_times(_times(x, factor), factor) for factor in (up, down)))
+    return _reduced_together(x, up, down), tuple(map(slope, scaled))
 
 
 def norm(x: Inexact[Array, "..."], axes: int | tuple[int, ...] | None = None) -> Real[Array, "..."]:

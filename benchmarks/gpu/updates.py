@@ -25,7 +25,7 @@ def stacked(params: dict[str, Any]) -> dict[str, Any]:
     return {name: jnp.stack(each) if len(each) > 1 else each[0] for name, each in groups.items()}
 
 
-def _contenders() -> dict[str, tuple[Any, Any]]:
+def contenders() -> dict[str, tuple[Any, Any]]:
     """Transforms by name, and the dtype of their parameters."""
     clip, theirs = sl.ClipByGlobalNorm(1.0), optax.clip_by_global_norm(1.0)
     single: dict[str, Any] = {
@@ -77,7 +77,7 @@ def bandwidth(params: dict[str, Any], repetitions: int, entries: int) -> list[di
     host takes longer to start a step than the device to run it.
     """
     number, copy = sum(p.size for p in params.values()), Copy(entries)
-    known, few = _contenders(), stacked(params)
+    known, few = contenders(), stacked(params)
     cases = [(name, few) for name in known]
     cases += [(name + end, params) for name in WITH_ALL_LEAVES for end in ("", ", Optax")]
     rows = []

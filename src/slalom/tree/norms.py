@@ -308,7 +308,8 @@ class NormOf(eqx.Module):
         """The sum of the squares of the array, or of factor · array."""
         if factor is None:
             return SumOfSquares(*_sums_of_squares(self.x), small=self.small)
-        return SumOfSquares(*(_sum_of_squares(self.x, factor),) * 3, small=self.small)
+        square = _sum_of_squares(self.x, factor)
+        return SumOfSquares(square, square, square, small=self.small)
 
 
 class SumOfSquares(eqx.Module):
@@ -329,7 +330,9 @@ Again: TypeAlias = Callable[[list[Scalar]], Sequence[SumOfSquares]]
 def norms_of(sums: Sequence[SumOfSquares], again: Again) -> Real[Array, " sums"]:
     """The norms whose squares are these sums, of which there is at least one."""
     squares = _stacked([s.value for s in sums])
-    good = functools.reduce(jnp.logical_and, [_in_range(s.value, s.small) for s in sums])
+    # As a vector, since a GPU would have a kernel for each of them.
+    least = jnp.array([_least(s.value) if s.small else 0.0 for s in sums], squares.dtype)
+    good = jnp.all((squares >= least) & (squares < jnp.inf))
     return _checked(good, lambda: root(squares), sums, again, lambda norms: norms)
 
 
@@ -338,7 +341,8 @@ def norm_of_all(sums: Sequence[SumOfSquares], again: Again) -> Scalar:
     total = sum_of([s.value for s in sums])
     if not sums:
         return total
-    good = _in_range(total, any(s.small for s in sums))
+    least = _least(total) if any(s.small for s in sums) else 0.0
+    good = (total >= least) & (total < jnp.inf)
     return _checked(good, lambda: root(total), sums, again, norm)
 
 
@@ -373,10 +377,6 @@ def _checked(
     return jax.lax.platform_dependent(cpu=on_cpu, default=elsewhere)
 
 
-def _in_range(square: Scalar, small: bool) -> Bool[Array, ""]:
-    return (square >= (_least(square) if small else 0.0)) & (square < jnp.inf)
-
-
 def _or_nan(norm: Array) -> Array:
     # Divided by infinity, finite updates would become 0, and nothing would notice.
     return jnp.where(norm < jnp.inf, norm, jnp.nan)
@@ -404,7 +404,8 @@ def _sums_of_squares(x: Array) -> tuple[Scalar, Scalar, Scalar]:
     are all the first one."""
 
     def on_cpu() -> tuple[Scalar, Scalar, Scalar]:
-        return (jnp.sum(abs_squared(x)),) * 3
+        square = jnp.sum(abs_squared(x))
+        return square, square, square
 
     def elsewhere() -> tuple[Scalar, Scalar, Scalar]:
         # With constants XLA would square the arrays and the factors separately.
@@ -421,7 +422,8 @@ def _sums_of_squares(x: Array) -> tuple[Scalar, Scalar, Scalar]:
 def _reduced_together(x: Array, up: Scalar, down: Scalar) -> tuple[Scalar, Scalar, Scalar]:
     squares = tuple(map(abs_squared, (x, _times(x, up), _times(x, down))))
     zeros = tuple(jnp.zeros((), square.dtype) for square in squares)
-    return jax.lax.reduce(squares, zeros, lambda a, b: tuple(map(jnp.add, a, b)), range(x.ndim))
+    sums = jax.lax.reduce(squares, zeros, lambda a, b: tuple(map(jnp.add, a, b)), range(x.ndim))
+    return sums[0], sums[1], sums[2]
 
 
 @_reduced_together.defjvp

@@ -49,22 +49,14 @@ from .means import (
 from .norms import (
     NormOf as NormOf,
     SumOfSquares as SumOfSquares,
-    abs_squared as abs_squared,
-    bounded as bounded,
-    bounded_entries as bounded_entries,
-    bounded_square as bounded_square,
-    divided as divided,
     global_norm as global_norm,
     gram_matrix as gram_matrix,
-    inverse_root as inverse_root,
     norm as norm,
     norm_of_all as norm_of_all,
     norm_of_stored as norm_of_stored,
     norms_along as norms_along,
     norms_of as norms_of,
-    positive as positive,
     rms as rms,
-    root as root,
     scaled_square as scaled_square,
     squarable as squarable,
     squared_norm as squared_norm,
@@ -75,6 +67,16 @@ from .paths import (
     check_same_structure as check_same_structure,
 )
 from .sharding import canonical_spec as canonical_spec
+from .squares import (
+    abs_squared as abs_squared,
+    bounded as bounded,
+    bounded_entries as bounded_entries,
+    bounded_square as bounded_square,
+    divided as divided,
+    inverse_root as inverse_root,
+    positive as positive,
+    root as root,
+)
 from .tracing import while_loop as while_loop
 
 __all__ = [

@@ -299,6 +299,35 @@ def test_step_writes_the_projected_sum_of_selected_parameters_rounded_once():
     assert "cond[" not in str(jax.make_jaxpr(lambda m, g: opt.step(m, g)[0])(MODEL, at(0)))
 
 
+# The last one shrinks: an average of parameters in it is outside of what it is later.
+CURVED = {
+    "l1_sphere": P.l1_sphere(),
+    "sphere": P.sphere(),
+    "stiefel": P.stiefel(),
+    "l2_ball": P.l2_ball(sl.schedules.linear(1.0, 0.5, transition_steps=4)),
+}
+ELSEWHERE = (
+    sl.sgd(0.5).average(),
+    sl.sgd(0.5).outer(sl.sgd(0.7, momentum=0.9), 2),
+    sl.sgd(0.5).partition({sl.where.path("u"): sl.sgd(0.5).average(0.5)}),
+)
+
+
+@pytest.mark.parametrize("name", slow_except(CURVED, "l2_ball"))
+def test_what_is_evaluated_is_in_the_set_also_where_it_bends_or_shrinks(name):
+    onto, model = CURVED[name], {"u": jnp.eye(3, 2), "v": jnp.eye(2)}
+    grads = gradients(model, 3)
+    for inner in ELSEWHERE:
+        trained, opt = model, sl.Optimizer(inner.project(onto), model)
+        for i in range(3):
+            trained, opt = opt.step(trained, jax.tree.map(lambda g, i=i: g[i], grads))
+        evaluated = opt.eval_params(trained)
+        apart = jax.tree.map(jnp.subtract, evaluated, trained)
+        assert sl.tree.global_norm(apart) > 0.01
+        nearest = onto(evaluated, sl.Context(step=opt.count))
+        assert_close(evaluated, nearest, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.slow
 def test_recording_changes_nothing_and_idle_steps_write_nothing():
     tx = sl.adam(0.1).project(P.box(-0.1, 0.1))

@@ -245,6 +245,22 @@ def test_sets_and_bounds_of_projections():
         "`sl.adam(1e-3).project(...)`",
     ):
         sl.gauss_newton().project(sl.projections.box(0.0, 1.0))
+    spheres, box = sl.projections.sphere(), sl.projections.box(0.0, 1.0)
+    outside = {
+        "average": lambda: sl.sgd(0.1).project(spheres).average(),
+        "lookahead": lambda: sl.sgd(0.1).project(spheres).lookahead(2, 0.5),
+        "outer": lambda: sl.sgd(0.1).project(box).outer(sl.sgd(0.7, momentum=0.9), 2),
+    }
+    for method, make in outside.items():
+        start = f"`.{method}(...)` around 'project' would evaluate parameters outside of its set"
+        with refused(ValueError, start, f"`tx.{method}(...).project(...)`"):
+            make()
+    with refused(
+        ValueError,
+        "an average leaves the set `sl.projections.sphere()`, which is not convex",
+        "`tx.average(...).project(...)`",
+    ):
+        sl.sgd(0.1).schedule_free().project(spheres)
     with refused(
         TypeError, "lbfgs.bounds … got 1.0", "`(lower, upper)` or a mapping from selectors"
     ):

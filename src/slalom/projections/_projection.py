@@ -30,6 +30,9 @@ class AbstractProjection(AbstractDeclared):
     is_box: ClassVar[bool] = False
     """Whether the set is a box, with a lower and an upper bound of each number."""
 
+    is_convex: ClassVar[bool] = True
+    """Whether an average of trees in the set is in it."""
+
     @property
     def is_manifold(self) -> bool:
         """Whether the set is smooth, with a tangent space at each point."""

@@ -60,6 +60,8 @@ class l1_sphere(AbstractProjection):
     - `scale`: the radius, > 0. Defaults to 1.
     """
 
+    is_convex: ClassVar[bool] = False
+
     scale: fields.Number = fields.hyperparameter(1.0, within="(0, inf)")
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
@@ -98,6 +100,8 @@ class l2_sphere(AbstractProjection):
     - `scale`: the radius, > 0. Defaults to 1.
     """
 
+    is_convex: ClassVar[bool] = False
+
     scale: fields.Number = fields.hyperparameter(1.0, within="(0, inf)")
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
@@ -135,6 +139,8 @@ class sphere(AbstractProjection):
 
     ```
     """
+
+    is_convex: ClassVar[bool] = False
 
     axis: int | None = eqx.field(default=None, static=True)
 

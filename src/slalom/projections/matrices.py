@@ -2,6 +2,7 @@
 
 import functools
 from types import SimpleNamespace
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +34,8 @@ class stiefel(AbstractProjection):
 
     ```
     """
+
+    is_convex: ClassVar[bool] = False
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
         del now

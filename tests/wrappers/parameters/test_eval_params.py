@@ -23,6 +23,7 @@ from helpers import (
     slalom_trajectory,
 )
 from slalom._core.protocol.bases import params_to_evaluate
+from slalom._core.protocol.parts import Part
 
 MODEL = nested_dict(jax.random.key(0))
 GRADS = gradients(MODEL, 12)
@@ -188,7 +189,8 @@ def test_evaluation_runs_a_compiled_program(monkeypatch):
     for _ in range(3):
         model, opt = opt.step(model, model)
         evaluated = opt.eval_params(model)
-    expected = params_to_evaluate(opt.transform, opt.state, model)
+    here = Part.root(opt.transform, opt.state, sl.Context(step=opt.count), model)
+    expected = params_to_evaluate(here)
     assert len(traced) == 1
     assert_close(evaluated, expected, rtol=1e-6)
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from ... import tree
 from ...tree.types import Gradients, Params, PyTree, Updates
 from .context import Context
-from .parts import parts
+from .parts import Part, parts
 from .transform import AbstractTransform, State, advise_inputs
 
 
@@ -121,42 +121,41 @@ class AbstractParameterWriter(AbstractTransform[State]):
         """As `AbstractTransform.step`."""
 
     @abc.abstractmethod
-    def eval_params(self, state: State, params: Params) -> Params:
+    def eval_params(self, here: Part) -> Params:
         """The parameters to evaluate.
 
         **Arguments:**
 
-        - `state`: this transform's state.
-        - `params`: the parameters that are trained.
+        - `here`: this transform with its state, the parameters that are trained, and a context
+            with the clock of the next step.
 
-        **Returns:** a tree like `params`, in any precision. Its arrays must not be the state's own:
-        the next step may donate those.
+        **Returns:** a tree like the parameters, in any precision. Its arrays must not be the
+        state's own: the next step may donate those.
         """
 
-    def full_params(self, state: State, params: Params) -> Params:
+    def full_params(self, here: Part) -> Params:
         """The parameters to evaluate, in the precision in which they are kept.
 
         **Arguments, Returns:** as for `eval_params`.
         """
-        return self.eval_params(state, params)
+        return self.eval_params(here)
 
 
-def params_to_evaluate(
-    root: AbstractTransform[Any], state: Any, params: Params, *, full_precision: bool = False
-) -> Params:
+def params_to_evaluate(here: Part, *, full_precision: bool = False) -> Params:
     """The parameters to evaluate: at each leaf, those of the outermost writer that acts on it.
 
     **Arguments:**
 
-    - `root`, `state`, `params`: a transform, its state, and the parameters that are trained.
-    - `full_precision`: whether to keep the precision of the writer, or to use that of `params`.
+    - `here`: a transform with its state, context, and the parameters that are trained.
+    - `full_precision`: whether to keep the precision of the writer, or to use that of the
+        parameters.
     """
-    leaves, structure = jax.tree.flatten(params, is_leaf=_is_hole)
+    leaves, structure = jax.tree.flatten(here.params, is_leaf=_is_hole)
     found = [False] * len(leaves)
-    for part in parts(root, state, params=params):
+    for part in parts(here.module, here.state, here.context, here.params):
         if isinstance(part.module, AbstractParameterWriter) and jax.tree.leaves(part.params):
             method = part.module.full_params if full_precision else part.module.eval_params
-            own = method(part.state, part.params)
+            own = method(part)
             for i, x in enumerate(structure.flatten_up_to(own)):
                 if x is not None and not found[i]:
                     leaves[i] = x if full_precision else jnp.asarray(x, leaves[i].dtype)

@@ -17,7 +17,8 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array
 
 from ..._core.protocol.bases import params_to_evaluate
-from ..._core.protocol.parts import transforms
+from ..._core.protocol.context import Context
+from ..._core.protocol.parts import Part, transforms
 from ..._core.protocol.writer import RETURN
 from ...tree.packed import cached, captures, release_functions_with, unpack
 from ...tree.paths import example
@@ -255,7 +256,8 @@ def _evaluate(inputs: EvalInputs) -> tuple[list[Array], None]:
     opt = inputs.opt
     params = split(inputs.model, opt.binding.trainable).params
     state, full_precision = to_device(opt.state), inputs.full_precision
-    found = params_to_evaluate(opt.transform, state, params, full_precision=full_precision)
+    here = Part.root(opt.transform, state, Context(step=to_device(opt.arrays.count)), params)
+    found = params_to_evaluate(here, full_precision=full_precision)
     return jax.tree.leaves(found), None
 
 

@@ -20,6 +20,7 @@ from ...schedules.averages import power_average
 from ...tree.dtypes import canonical_float
 from ...tree.means import moved
 from ...tree.types import Gradients, Params
+from .project import refuse_projected
 
 
 class AverageState(eqx.Module):
@@ -62,6 +63,9 @@ class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageStat
     inner: AbstractTransform
     decay: fields.OptionalNumber = fields.hyperparameter(None, within="[0, 1)")
     debias: bool = eqx.field(default=True, static=True)
+
+    def __check_init__(self):
+        refuse_projected(self.inner, ".average(...)")
 
     def init(self, params: Params) -> AverageState:
         return AverageState(
@@ -120,6 +124,5 @@ class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageStat
             return tree.newest_weight(decay, age)
         return jnp.broadcast_to(1 - decay, age.shape)
 
-    def eval_params(self, state: AverageState, params: Params) -> Params:
-        del params
-        return tree.copy(state.average)
+    def eval_params(self, here: Part) -> Params:
+        return tree.copy(here.state.average)

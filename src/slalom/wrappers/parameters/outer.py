@@ -18,6 +18,7 @@ from ..._core.state.slots import reset
 from ...rules.shaping.scale import ScaleByLearningRate
 from ...tree.paths import leaf_paths
 from ...tree.types import Gradients, Hyperparameter, Params
+from .project import refuse_projected
 from .schedule_free import ScheduleFree
 from .write import Write, refuse_written
 
@@ -61,9 +62,6 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
     `outer.optimizer.scale_by_learning_rate.learning_rate`. A name without a path, such as
     `learning_rate`, means the one of the inner transform.
 
-    With momentum, slow weights can leave a convex set that the fast ones are in. Put `.project`
-    outside then.
-
     Differs from Optax's Lookahead: the slow weights are in the state, so the parameters need no
     special type, and `reset_state` keeps the clocks of schedules. Differs from SNOO's code: the
     first slow step comes after k fast ones, instead of after the first one.
@@ -90,6 +88,9 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
                     f"Write `tx.outer(...).{segments(part.module)[0]}(...)`."
                 )
         refuse_written(self, ".outer(...)")
+        averages = _is_lookahead(self.optimizer)
+        call = ".lookahead(...)" if averages else ".outer(...)"
+        refuse_projected(self.inner, call, averages=averages)
         for part in parts(self.inner):
             if isinstance(part.module, ScheduleFree):
                 raise ValueError(
@@ -184,9 +185,16 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
         # Where every step ends at the slow weights, it moves only if they do.
         return wrote & (stepped | (self.every > 1))
 
-    def eval_params(self, state: OuterState, params: Params) -> Params:
-        del params
-        return tree.copy(state.slow)
+    def eval_params(self, here: Part) -> Params:
+        return tree.copy(here.state.slow)
+
+
+def _is_lookahead(optimizer: AbstractTransform) -> bool:
+    """Whether the new slow weights are an average of the old ones and the fast ones."""
+    rate = getattr(optimizer, "learning_rate", None)
+    if not isinstance(optimizer, ScaleByLearningRate):
+        return False
+    return not isinstance(rate, float) or 0 <= rate <= 1
 
 
 def lookahead(

@@ -83,10 +83,12 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
     `hypercube`) is known to them: L-BFGS is then L-BFGS-B, and a search ends at the bounds. A start
     outside the box is projected by the first step. Around other sets L-BFGS is refused.
 
-    Put `.project` inside wrappers that skip steps, which then skip the projection too. `.average`,
-    `.lookahead` and `.outer` may be inside or outside of it: an average of parameters in a convex
-    set is in it. `.schedule_free` steps and averages other parameters than the model's, which are
-    projected instead: `tx.schedule_free().project(fn)` is `tx.project(fn).schedule_free()`.
+    Put `.project` inside wrappers that skip steps, which then skip the projection too. Put it
+    around `.average`, `.lookahead` and `.outer`: what they evaluate is projected, too. Inside of
+    `.average` and `.lookahead` it may be if the set is convex, as an average of parameters is in
+    it then. `.schedule_free` steps and averages other parameters than the model's, which are
+    projected instead, onto convex sets: `tx.schedule_free().project(fn)` is
+    `tx.project(fn).schedule_free()`.
 
     ```python
     >>> tx = sl.sgd(0.1).project(sl.projections.non_negative())
@@ -133,6 +135,11 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
     @property
     def _is_manifold(self) -> bool:
         return isinstance(self.fn, AbstractProjection) and self.fn.is_manifold
+
+    @property
+    def is_convex(self) -> bool:
+        """Whether the set is not known to be otherwise."""
+        return not isinstance(self.fn, AbstractProjection) or self.fn.is_convex
 
     @property
     def _sees_tangent(self) -> bool:
@@ -328,11 +335,37 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
         fn = here.child(segments(self.fn), self.fn, lambda outer: outer.fn)
         return inner, fn._replace(params=None)
 
-    def eval_params(self, state: Any, params: Params) -> Params:
-        return params_to_evaluate(self.inner, state, params)
+    def eval_params(self, here: Part) -> Params:
+        return self._evaluated(here, full_precision=False)
 
-    def full_params(self, state: Any, params: Params) -> Params:
-        return params_to_evaluate(self.inner, state, params, full_precision=True)
+    def full_params(self, here: Part) -> Params:
+        return self._evaluated(here, full_precision=True)
+
+    def _evaluated(self, here: Part, *, full_precision: bool) -> Params:
+        found = params_to_evaluate(self.inner_part(here), full_precision=full_precision)
+        pairs = zip(jax.tree.leaves(found), jax.tree.leaves(here.params), strict=True)
+        # Those of the model are in the set already.
+        if all(x is p for x, p in pairs):
+            return found
+        return self._projected(found, here.context)
+
+
+def refuse_projected(inner: AbstractTransform, call: str, *, averages: bool = True) -> None:
+    """Raises an error for a projection inside a wrapper that evaluates parameters outside its set.
+
+    **Arguments:**
+
+    - `inner`: the transform inside the wrapper.
+    - `call`: the call that makes the wrapper, such as `".average(...)"`.
+    - `averages`: whether what is evaluated is an average of the projected parameters, which is in
+        a convex set.
+    """
+    for part in transforms(inner):
+        if isinstance(part.module, Project) and not (averages and part.module.is_convex):
+            raise ValueError(
+                f"`{call}` around '{part.name}' would evaluate parameters outside of its set. "
+                f"Change the order: `tx{call}.project(...)` projects them, too."
+            )
 
 
 def _held(updates: Updates, heading: Updates, along: Updates) -> Updates:

@@ -26,7 +26,7 @@ from ..._core.protocol.wrapper import (
     run_if,
 )
 from ..._core.protocol.writer import Writer
-from ..._core.text.printing import shortest
+from ..._core.text.printing import code, shortest
 from ...rules.momentum.momentum import Trace
 from ...tree.dtypes import as_canonical, canonical_float, storage_dtype
 from ...tree.paths import dotted, leaf_paths, whole
@@ -154,6 +154,12 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
                 "step size, without `polyak=True`. Add it, or remove `polyak_beta`."
             )
         refuse_constraints(self.inner, ".schedule_free", "Leave out one of the two.")
+        if isinstance(self.inner, Project) and not self.inner.is_convex:
+            raise ValueError(
+                "`.schedule_free` averages parameters, and an average leaves the set "
+                f"`{code(self.inner.fn)}`, which is not convex. Use "
+                "`tx.average(...).project(...)`, which projects the average, too."
+            )
         for part in parts(self.inner):
             if self.polyak and isinstance(part.module, AbstractPacedWrapper):
                 (method,) = segments(part.module)
@@ -308,12 +314,12 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
             share = jnp.where(age > self.average_after, share, 1)
         return share, (age, largest, total)
 
-    def eval_params(self, state: ScheduleFreeState, params: Params) -> Params:
+    def eval_params(self, here: Part) -> Params:
         def average(now, y, z):
             return y + now.beyond * (y - z)
 
-        beyond = SimpleNamespace(beyond=1 / state.b1 - 1)
-        return tree.map_leaves(average, (params, state.z), beyond)
+        beyond = SimpleNamespace(beyond=1 / here.state.b1 - 1)
+        return tree.map_leaves(average, (here.params, here.state.z), beyond)
 
     # --- the learning rates inside ----------------------------------------------------------
 

@@ -151,15 +151,18 @@ class Write(AbstractKeyed, AbstractWrapper[WriteState], AbstractParameterWriter[
             seeds = _seeds([step, *jnp.atleast_1d(self.key)], leaf_paths(params))
         return PolicyWrite(self.policy, [next(kept, None) if h else None for h in halves], seeds)
 
-    def eval_params(self, state: WriteState, params: Params) -> Params:
-        full = self._full(state, params)
-        found = params_to_evaluate(self.inner, state.inner, full, full_precision=True)
+    def eval_params(self, here: Part) -> Params:
+        full = self._full(here.state, here.params)
+        found = self._found(here, full)
         # Where nothing inside has parameters of its own, those of the model, bit by bit.
-        return jax.tree.map(lambda x, f, p: p if x is f else x, found, full, params)
+        return jax.tree.map(lambda x, f, p: p if x is f else x, found, full, here.params)
 
-    def full_params(self, state: WriteState, params: Params) -> Params:
-        full = self._full(state, params)
-        return params_to_evaluate(self.inner, state.inner, full, full_precision=True)
+    def full_params(self, here: Part) -> Params:
+        return self._found(here, self._full(here.state, here.params))
+
+    def _found(self, here: Part, full: Params) -> Params:
+        inner = self.inner_part(here)._replace(params=full)
+        return params_to_evaluate(inner, full_precision=True)
 
     def _full(self, state: WriteState, params: Params) -> Params:
         if not self._acts_on(params):

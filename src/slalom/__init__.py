@@ -158,12 +158,13 @@ with _checked:
         Monitor as Monitor,
         Snapshot as Snapshot,
     )
-    from .rules.measuring.noise import AddNoise as AddNoise, noisy_sgd as noisy_sgd
-    from .rules.measuring.private_gradients import (
+    from .rules.measuring.noise import (
+        AddNoise as AddNoise,
         DifferentiallyPrivateAggregate as DifferentiallyPrivateAggregate,
         PerExampleGlobalNormClip as PerExampleGlobalNormClip,
         PerExampleLayerNormClip as PerExampleLayerNormClip,
         dpsgd as dpsgd,
+        noisy_sgd as noisy_sgd,
     )
     from .rules.momentum.accumulate import (
         ApplyEvery as ApplyEvery,

@@ -22,16 +22,20 @@ from .low_memory.adam_mini import ScaleByAdamMini as ScaleByAdamMini, adam_mini 
 from .low_memory.apollo import ScaleByApollo as ScaleByApollo, apollo as apollo
 from .low_memory.galore import ScaleByGalore as ScaleByGalore, galore as galore
 from .matrices.dion import ScaleByDion as ScaleByDion, dion as dion
-from .matrices.kl_soap import ScaleByKlSoap as ScaleByKlSoap
-from .matrices.splus import ScaleBySplus as ScaleBySplus
-from .rate_free.cocob import ScaleByCocob as ScaleByCocob, cocob as cocob
-from .rate_free.dadapt import ScaleByDAdaptAdam as ScaleByDAdaptAdam, dadapt_adamw as dadapt_adamw
-from .rate_free.dowg import ScaleByDowg as ScaleByDowg, dowg as dowg
+from .matrices.soap_variants import ScaleByKlSoap as ScaleByKlSoap, ScaleBySplus as ScaleBySplus
 from .rate_free.momo import (
     ScaleByMomo as ScaleByMomo,
     ScaleByMomoAdam as ScaleByMomoAdam,
     momo as momo,
     momo_adam as momo_adam,
+)
+from .rate_free.step_sizes import (
+    ScaleByCocob as ScaleByCocob,
+    ScaleByDAdaptAdam as ScaleByDAdaptAdam,
+    ScaleByDowg as ScaleByDowg,
+    cocob as cocob,
+    dadapt_adamw as dadapt_adamw,
+    dowg as dowg,
 )
 from .scaling.noise_scale import (
     MeasureGradientNoise as MeasureGradientNoise,

@@ -1,9 +1,12 @@
-"""Rules for matrices: the layout of each leaf, and refreshes that run in some steps only."""
+"""Rules for matrices: the layout of each leaf, and stacks of matrices that are computed at once.
 
-import functools
+Large matrices are processed one after the other, which needs the scratch memory of one. Small ones
+of equal shape are stacked, since one alone does not keep a processor busy.
+"""
+
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -12,14 +15,78 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from ... import tree
-from ...tree.dtypes import cast, is_key
+from ...tree.dtypes import is_key
 from ...tree.paths import leaf_paths
 from ...tree.types import Params
 from ...where.layout import Layout, Matrix, layouts
 from ..state.marks import params_like_fields
 from ..text.printing import public_name
 from .at_step import Fields, at_step, numbers_at
-from .stack_groups import StackGroup, is_small, joined, stack_groups
+
+_SMALL = 2**16
+_SMALL_ON_ACCELERATORS = 2**20
+"""The largest number of entries of a matrix that is stacked with others on one device."""
+
+_STACK = 2**22
+"""The largest number of entries of a stack, on one device."""
+
+
+def is_small(size: int) -> bool:
+    """Whether a matrix with so many entries is processed together with others on one device."""
+    return size <= (_SMALL if jax.default_backend() == "cpu" else _SMALL_ON_ACCELERATORS)
+
+
+class StackGroup(NamedTuple):
+    """Stacks of matrices to compute with at once."""
+
+    members: list[int]
+    """The positions of its stacks."""
+    numbers: list[int]
+    """The number of matrices in each stack."""
+    size: int
+    """The number of entries of the largest matrix."""
+
+    def divided(self, results: PyTree) -> Iterator[tuple[int, int, PyTree]]:
+        """For each stack which one it is, its number of matrices, and its part of the results."""
+        begin = 0
+        for i, number in zip(self.members, self.numbers, strict=True):
+            own = results
+            if self.members[1:]:
+                own = jax.tree.map(lambda x, a=begin, b=begin + number: x[a:b], results)
+            yield i, number, own
+            begin += number
+
+
+def joined(stacks: Sequence[PyTree]) -> PyTree:
+    """One stack of all matrices."""
+    return jax.tree.map(lambda *xs: jnp.concatenate(xs) if xs[1:] else xs[0], *stacks)
+
+
+def stack_groups(stacks: Sequence[PyTree]) -> Iterator[StackGroup]:
+    """All small matrices of equal shapes at once, and stacks of large ones in turn.
+
+    **Arguments:**
+
+    - `stacks`: trees with a leading axis of matrices.
+    """
+    kinds: dict[Any, list[int]] = {}
+    numbers: list[int] = []
+    for i, stack in enumerate(stacks):
+        arrays = jax.tree.leaves(stack)
+        kinds.setdefault(tuple((x.shape[1:], x.dtype) for x in arrays), []).append(i)
+        numbers.append(len(arrays[0]))
+    for kind, members in kinds.items():
+        size = max(math.prod(shape) for shape, _ in kind)
+        most = max(1, _STACK // max(1, size)) if is_small(size) else 0
+        group = StackGroup([], [], size)
+        for i in members:
+            if group.members and sum(group.numbers) + numbers[i] > most:
+                yield group
+                group = StackGroup([], [], size)
+            group.members.append(i)
+            group.numbers.append(numbers[i])
+        yield group
+
 
 # --- which matrices ---------------------------------------------------------------------------
 
@@ -139,6 +206,16 @@ def on_automatic_axes(function: Callable[..., Any], like: PyTree, *given: Any) -
 # --- the phases of a rule, at an array of matrices --------------------------------------------
 
 
+class Seen(NamedTuple):
+    """The inputs of `refresh` at a leaf. For a rule over matrices, all have an axis of them in
+    front."""
+
+    g: Array
+    fields: dict[str, Any]
+    numbers: dict[str, Any]
+    """The attributes of the rule at this leaf that differ from other leaves."""
+
+
 class OneByOne:
     """A rule for matrices as one for leaves: its phases run at each matrix of a leaf."""
 
@@ -256,125 +333,3 @@ def is_number(x: Any) -> bool:
 
 def _keys(key: Array, number: int) -> Array:
     return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(number))
-
-
-# --- the refresh ------------------------------------------------------------------------------
-
-
-class Seen(NamedTuple):
-    """The inputs of `refresh` at a leaf. For a rule over matrices, all have an axis of them in
-    front."""
-
-    g: Array
-    fields: dict[str, Any]
-    numbers: dict[str, Any]
-    """The attributes of the rule at this leaf that differ from other leaves."""
-
-
-See: TypeAlias = Callable[..., Seen]
-"""Gathers the inputs of `refresh` for one leaf, from its number, gradient, parameter, loss gradient
-and fields."""
-
-
-def refreshed(
-    part: Any,
-    due: Any,
-    common: dict[str, Any],
-    see: See,
-    given: Sequence[tuple[Any, ...]],
-    plans: Sequence[Any],
-) -> list[dict[str, Any]]:
-    """The fields that a rule refreshes, at each leaf, computed in one conditional for all leaves.
-
-    **Arguments:**
-
-    - `part`: the rule, and its state.
-    - `due`: whether to refresh: a bool, or one for each leaf.
-    - `common`: the numbers of this step that all leaves have in common.
-    - `see`: how `refresh` sees a leaf. It is called inside the conditional, so that steps
-        without a refresh do not pay for it.
-    - `given`: the arguments of `see` for each leaf.
-    - `plans`: what the `plan` of the rule says of each leaf.
-    """
-    rule = part.module
-
-    def at_leaf(common: dict[str, Any], plan: Any, seen: Seen) -> dict[str, Any]:
-        dtype = tree.real_dtype(seen.g.dtype)
-        numbers = {name: cast(x, dtype) if is_number(x) else x for name, x in common.items()}
-        leaf = Fields(**seen.fields)
-        at_step(rule, {**numbers, **seen.numbers, "plan": plan}).refresh(seen.g, leaf)
-        new = {name: getattr(leaf, name) for name in rule.refreshes}
-        if due.ndim == 0:
-            return new
-        kept = {name: seen.fields[name] for name in new}
-        return jax.tree.map(lambda x, y: jnp.where(seen.numbers["due"], x, y), new, kept)
-
-    def fresh(kept: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        # The old values through the conditional: XLA writes the new ones in their place.
-        rows = [(*xs, fields | own) for (*xs, fields), own in zip(given, kept, strict=True)]
-
-        def store(i: int, new: dict[str, Any], in_turn: bool) -> dict[str, Any]:
-            if rule.over == "matrix":
-                new = OneByOne(at_step(rule, {"plan": plans[i]}), part.state).written(new)
-            new = tree.cast_like(new, kept[i])
-            return new if in_turn else _in_place_of(kept[i], new)
-
-        return _in_batches(at_leaf, common, see, store, rows, plans, rule)
-
-    old = [{name: fields[name] for name in rule.refreshes} for *_, fields in given]
-    return jax.lax.cond(jnp.any(due), fresh, lambda kept: kept, old)
-
-
-def _in_place_of(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """The new arrays, written over the old ones after all of the new ones were computed.
-
-    XLA would otherwise write them to new memory, and let the idle branch copy the old ones there.
-    """
-    signals = [tree.false_after(x) for x in jax.tree.leaves(new) if x.size]
-    never = functools.reduce(jnp.logical_and, signals, True)
-    return jax.tree.map(lambda x, y: jnp.where(never, x, y), old, new)
-
-
-def not_refreshed(who: str, unknown: list[str]) -> str:
-    """The message for a rule whose `refresh` cannot run."""
-    if unknown:
-        return (
-            f"{who}.refreshes names '{unknown[0]}', which is no field of its state that belongs to "
-            "the parameters. Mark the field with `sl.fields.per_param()`."
-        )
-    return (
-        f"{who} has a `refresh`, and its `begin` does not say when it is due. Set `self.due` there "
-        "to a bool array such as `state.age % 10 == 0`."
-    )
-
-
-def _in_batches(
-    function: Callable[[dict[str, Any], Any, Seen], Any],
-    common: dict[str, Any],
-    see: See,
-    store: Callable[[int, Any, bool], Any],
-    rows: Sequence[tuple[Any, ...]],
-    plans: Sequence[Any],
-    rule: Any,
-) -> list[Any]:
-    """The function at each leaf: for matrices once for all small ones of equal shape, and for one
-    large matrix after the other. What it returns is stored before the next one is read."""
-    results: list[Any] = [None] * len(rows)
-    done: Any = ()
-    over_matrices = rule.over == "matrix"
-    seen = [jax.eval_shape(functools.partial(see, i), *row) for i, row in enumerate(rows)]
-    alone = (StackGroup([i], [1], 0) for i in range(len(rows)))
-    for group in stack_groups(seen) if over_matrices else alone:
-        first = group.members[0]
-        stack = joined([see(i, *rows[i]) for i in group.members])
-        # Not the fields, which would be copied.
-        now, g, own = tree.after((common, stack.g, stack.numbers), done)
-        stack = stack._replace(g=g, numbers=own)
-        # Under strict promotion, real times complex would be refused.
-        with jax.numpy_dtype_promotion("standard"):
-            at_leaf = functools.partial(function, now, plans[first])
-            new = of_matrices(at_leaf, stack) if over_matrices else at_leaf(stack)
-        for i, number, own in group.divided(new):
-            # A loop over matrices has memory of its own for the new ones.
-            results[i] = done = store(i, own, number > 1 and not is_small(group.size))
-    return results

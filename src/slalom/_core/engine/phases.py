@@ -1,6 +1,7 @@
-"""The phases of one rule at one leaf, and its sums over leaves."""
+"""The phases of a rule at a leaf, its sums over leaves, and refreshes in some steps only."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -14,7 +15,16 @@ from ...tree.dtypes import accumulation_dtype, cast, in_precision_of, real_dtype
 from ...tree.types import Scalar
 from ..protocol.parts import Part
 from .at_step import Fields, at_step, numbers_at
-from .matrices import OneByOne, Seen, is_number
+from .matrices import (
+    OneByOne,
+    Seen,
+    StackGroup,
+    is_number,
+    is_small,
+    joined,
+    of_matrices,
+    stack_groups,
+)
 
 Store: TypeAlias = Callable[[str, Any], Any]
 """Stores a new value of a field, and returns it as later phases see it."""
@@ -209,3 +219,114 @@ def _written_after(others: list[Array], x: Array) -> Array:
     for other in others:
         never = never & (other.real > jnp.inf)
     return jnp.where(never, 0, x)
+
+
+# --- the refresh ------------------------------------------------------------------------------
+
+See: TypeAlias = Callable[..., Seen]
+"""Gathers the inputs of `refresh` for one leaf, from its number, gradient, parameter, loss gradient
+and fields."""
+
+
+def refreshed(
+    part: Any,
+    due: Any,
+    common: dict[str, Any],
+    see: See,
+    given: Sequence[tuple[Any, ...]],
+    plans: Sequence[Any],
+) -> list[dict[str, Any]]:
+    """The fields that a rule refreshes, at each leaf, computed in one conditional for all leaves.
+
+    **Arguments:**
+
+    - `part`: the rule, and its state.
+    - `due`: whether to refresh: a bool, or one for each leaf.
+    - `common`: the numbers of this step that all leaves have in common.
+    - `see`: how `refresh` sees a leaf. It is called inside the conditional, so that steps
+        without a refresh do not pay for it.
+    - `given`: the arguments of `see` for each leaf.
+    - `plans`: what the `plan` of the rule says of each leaf.
+    """
+    rule = part.module
+
+    def at_leaf(common: dict[str, Any], plan: Any, seen: Seen) -> dict[str, Any]:
+        dtype = tree.real_dtype(seen.g.dtype)
+        numbers = {name: cast(x, dtype) if is_number(x) else x for name, x in common.items()}
+        leaf = Fields(**seen.fields)
+        at_step(rule, {**numbers, **seen.numbers, "plan": plan}).refresh(seen.g, leaf)
+        new = {name: getattr(leaf, name) for name in rule.refreshes}
+        if due.ndim == 0:
+            return new
+        kept = {name: seen.fields[name] for name in new}
+        return jax.tree.map(lambda x, y: jnp.where(seen.numbers["due"], x, y), new, kept)
+
+    def fresh(kept: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        # The old values through the conditional: XLA writes the new ones in their place.
+        rows = [(*xs, fields | own) for (*xs, fields), own in zip(given, kept, strict=True)]
+
+        def store(i: int, new: dict[str, Any], in_turn: bool) -> dict[str, Any]:
+            if rule.over == "matrix":
+                new = OneByOne(at_step(rule, {"plan": plans[i]}), part.state).written(new)
+            new = tree.cast_like(new, kept[i])
+            return new if in_turn else _in_place_of(kept[i], new)
+
+        return _in_batches(at_leaf, common, see, store, rows, plans, rule)
+
+    old = [{name: fields[name] for name in rule.refreshes} for *_, fields in given]
+    return jax.lax.cond(jnp.any(due), fresh, lambda kept: kept, old)
+
+
+def _in_place_of(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The new arrays, written over the old ones after all of the new ones were computed.
+
+    XLA would otherwise write them to new memory, and let the idle branch copy the old ones there.
+    """
+    signals = [tree.false_after(x) for x in jax.tree.leaves(new) if x.size]
+    never = functools.reduce(jnp.logical_and, signals, True)
+    return jax.tree.map(lambda x, y: jnp.where(never, x, y), old, new)
+
+
+def not_refreshed(who: str, unknown: list[str]) -> str:
+    """The message for a rule whose `refresh` cannot run."""
+    if unknown:
+        return (
+            f"{who}.refreshes names '{unknown[0]}', which is no field of its state that belongs to "
+            "the parameters. Mark the field with `sl.fields.per_param()`."
+        )
+    return (
+        f"{who} has a `refresh`, and its `begin` does not say when it is due. Set `self.due` there "
+        "to a bool array such as `state.age % 10 == 0`."
+    )
+
+
+def _in_batches(
+    function: Callable[[dict[str, Any], Any, Seen], Any],
+    common: dict[str, Any],
+    see: See,
+    store: Callable[[int, Any, bool], Any],
+    rows: Sequence[tuple[Any, ...]],
+    plans: Sequence[Any],
+    rule: Any,
+) -> list[Any]:
+    """The function at each leaf: for matrices once for all small ones of equal shape, and for one
+    large matrix after the other. What it returns is stored before the next one is read."""
+    results: list[Any] = [None] * len(rows)
+    done: Any = ()
+    over_matrices = rule.over == "matrix"
+    seen = [jax.eval_shape(functools.partial(see, i), *row) for i, row in enumerate(rows)]
+    alone = (StackGroup([i], [1], 0) for i in range(len(rows)))
+    for group in stack_groups(seen) if over_matrices else alone:
+        first = group.members[0]
+        stack = joined([see(i, *rows[i]) for i in group.members])
+        # Not the fields, which would be copied.
+        now, g, own = tree.after((common, stack.g, stack.numbers), done)
+        stack = stack._replace(g=g, numbers=own)
+        # Under strict promotion, real times complex would be refused.
+        with jax.numpy_dtype_promotion("standard"):
+            at_leaf = functools.partial(function, now, plans[first])
+            new = of_matrices(at_leaf, stack) if over_matrices else at_leaf(stack)
+        for i, number, own in group.divided(new):
+            # A loop over matrices has memory of its own for the new ones.
+            results[i] = done = store(i, own, number > 1 and not is_small(group.size))
+    return results

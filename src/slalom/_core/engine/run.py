@@ -39,8 +39,8 @@ from .encoded import (
     signal_of,
     stored_like,
 )
-from .matrices import Seen, matrices, not_refreshed, refreshed
-from .phases import Found, finish, measured, phases, seen_by_refresh
+from .matrices import Seen, matrices
+from .phases import Found, finish, measured, not_refreshed, phases, refreshed, seen_by_refresh
 
 
 class RuleAt(NamedTuple):

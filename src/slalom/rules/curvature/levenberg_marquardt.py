@@ -18,8 +18,7 @@ from ...tree.dtypes import canonical_float
 from ...tree.types import Hyperparameter, Params, Scalar, Updates
 from ._box import Box, in_boxes
 from ._fields import chunk_field, solver_field
-from ._model import Model
-from ._radius import bounded
+from ._model import Model, bounded
 from ._system import FORMS, System, check_qr, chosen_form, may_be_qr, system_bytes
 
 ACCEPTED = 1e-4

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Inexact
 
 from ... import tree
-from ..._core.engine.stack_groups import is_small
+from ..._core.engine.matrices import is_small
 from ..._core.protocol.context import Context
 from ...tree.types import Params, Updates, under_jit
 from ...where.layout import Matrix

@@ -12,17 +12,14 @@ from .options import BatchArgs, Options, TrainOptions
 from .step import TrainStep
 
 P = ParamSpec("P")
-Aux = TypeVar("Aux")
+R = TypeVar("R")
 
-LossFn: TypeAlias = Callable[Concatenate[Any, P], Any]
-WithAux: TypeAlias = Callable[Concatenate[Any, P], tuple[Any, Aux]]
-WithWeight: TypeAlias = Callable[Concatenate[Any, P], tuple[Any, Any]]
-WithBoth: TypeAlias = Callable[Concatenate[Any, P], tuple[Any, Any, Aux]]
+LossFn: TypeAlias = Callable[Concatenate[Any, P], R]
 
 
 @overload
 def train_step(
-    loss_fn: LossFn[P],
+    loss_fn: LossFn[P, Any],
     *,
     has_aux: Literal[False] = False,
     has_weight: Literal[False] = False,
@@ -30,64 +27,26 @@ def train_step(
 ) -> TrainStep[P, Array]: ...
 @overload
 def train_step(
-    loss_fn: WithAux[P, Aux],
-    *,
-    has_aux: Literal[True],
-    has_weight: Literal[False] = False,
-    **options: Unpack[TrainOptions],
-) -> TrainStep[P, tuple[Array, Aux]]: ...
-@overload
-def train_step(
-    loss_fn: WithWeight[P],
-    *,
-    has_aux: Literal[False] = False,
-    has_weight: Literal[True],
-    **options: Unpack[TrainOptions],
-) -> TrainStep[P, tuple[Array, Array]]: ...
-@overload
-def train_step(
-    loss_fn: WithBoth[P, Aux],
-    *,
-    has_aux: Literal[True],
-    has_weight: Literal[True],
-    **options: Unpack[TrainOptions],
-) -> TrainStep[P, tuple[Array, Array, Aux]]: ...
-@overload
-def train_step(
-    *,
-    has_aux: Literal[False] = False,
-    has_weight: Literal[False] = False,
-    **options: Unpack[TrainOptions],
-) -> Callable[[LossFn[P]], TrainStep[P, Array]]: ...
-@overload
-def train_step(
-    *,
-    has_aux: Literal[True],
-    has_weight: Literal[False] = False,
-    **options: Unpack[TrainOptions],
-) -> Callable[[WithAux[P, Aux]], TrainStep[P, tuple[Array, Aux]]]: ...
-@overload
-def train_step(
-    *,
-    has_aux: Literal[False] = False,
-    has_weight: Literal[True],
-    **options: Unpack[TrainOptions],
-) -> Callable[[WithWeight[P]], TrainStep[P, tuple[Array, Array]]]: ...
-@overload
-def train_step(
-    *,
-    has_aux: Literal[True],
-    has_weight: Literal[True],
-    **options: Unpack[TrainOptions],
-) -> Callable[[WithBoth[P, Aux]], TrainStep[P, tuple[Array, Array, Aux]]]: ...
-@overload
-def train_step(
-    loss_fn: LossFn[P],
+    loss_fn: LossFn[P, R],
     *,
     has_aux: bool = False,
     has_weight: bool = False,
     **options: Unpack[TrainOptions],
-) -> TrainStep[P, Any]: ...
+) -> TrainStep[P, R]: ...
+@overload
+def train_step(
+    *,
+    has_aux: Literal[False] = False,
+    has_weight: Literal[False] = False,
+    **options: Unpack[TrainOptions],
+) -> Callable[[LossFn[P, Any]], TrainStep[P, Array]]: ...
+@overload
+def train_step(
+    *,
+    has_aux: bool = False,
+    has_weight: bool = False,
+    **options: Unpack[TrainOptions],
+) -> Callable[[LossFn[P, R]], TrainStep[P, R]]: ...
 @advise_positions(
     "Make the step of the loss, `step = sl.train_step(loss_fn)`, and then call it: "
     "`model, opt, loss = step(model, opt, x, y)`."

@@ -171,7 +171,8 @@ def named_leaves(given: PyTree) -> list[tuple[str, Any]]:
             inside = named_arrays(node).items()  # in the field `arrays` of an optimizer
             named += ((".".join(filter(None, (dotted(path[:-1]), n))), x) for n, x in inside)
         else:
-            named.append((dotted(path), node))
+            # The array of a model that is one array has no name in a flat tree.
+            named.append((dotted(path).removesuffix("."), node))
     return named
 
 

@@ -12,9 +12,10 @@ from jaxtyping import Array, Bool, Int
 from ... import tree
 from ..._core.text.printing import AbstractPrinted, Call
 from ...tree.dtypes import canonical_float
-from ...tree.paths import dotted, first_difference
+from ...tree.packed import Packed, pack, unpack
+from ...tree.paths import first_difference, leaf_paths
 from ...tree.sharding import to_device
-from ...tree.types import PyTree, Scalar, Tracer
+from ...tree.types import Scalar, Tracer
 from ..binding.model import Model, strong
 from ..programs.program import Program
 
@@ -73,8 +74,8 @@ class KeepBest(AbstractPrinted, Generic[Model]):
     - `minimize`: whether lower values are better.
     """
 
-    arrays: PyTree
-    """The arrays of the best model, and `None` in place of everything else."""
+    arrays: Packed
+    """The arrays of the best model. Everything else is its structure."""
     value: Scalar
     """The best value. Infinite before the first finite one."""
     stale: Int[Array, "*runs"]
@@ -82,10 +83,6 @@ class KeepBest(AbstractPrinted, Generic[Model]):
     patience: int | None = eqx.field(static=True)
     min_delta: float = eqx.field(static=True)
     minimize: bool = eqx.field(static=True)
-    structure: Any = eqx.field(static=True)
-    """The structure of the model."""
-    statics: tuple[tuple[int, type, Any], ...] = eqx.field(static=True)
-    """Its leaves that are not arrays, by position."""
 
     def __init__(
         self,
@@ -97,16 +94,14 @@ class KeepBest(AbstractPrinted, Generic[Model]):
     ):
         _check_options(patience, min_delta, minimize)
         self.patience, self.min_delta, self.minimize = patience, float(min_delta), minimize
-        leaves, self.structure = jax.tree.flatten(model)
-        self.statics = _statics(leaves)
-        self.arrays = self._with_holes([jnp.copy(strong(x)) for x in leaves if tree.is_array(x)])
+        self.arrays = jax.tree.map(lambda x: jnp.copy(strong(x)), pack(model))
         self.value = jnp.array(math.inf if minimize else -math.inf, canonical_float())
         self.stale = tree.fresh_count()
 
     @property
     def model(self) -> Model:
         """The best model so far. Its arrays are copies, which a later step may donate."""
-        return self._joined([jnp.copy(x) for x in jax.tree.leaves(self.arrays)])
+        return unpack(jax.tree.map(jnp.copy, self.arrays))
 
     @property
     def stop(self) -> Bool[Array, "*runs"]:
@@ -130,47 +125,27 @@ class KeepBest(AbstractPrinted, Generic[Model]):
         """
         value = _checked_value(value)
         inputs = _UpdateInputs(
-            best=jax.tree.leaves(self.arrays),
+            best=self.arrays.arrays,
             best_value=self.value,
             stale=self.stale,
             min_delta=self.min_delta,
             minimize=self.minimize,
-            new=self._checked_leaves(model),
+            new=self._checked_arrays(model),
             value=value,
         )
         after, _ = _program(inputs)
-        new = self._with_holes(after.best), after.best_value, after.stale
+        new = Packed(after.best, self.arrays.rest), after.best_value, after.stale
         return eqx.tree_at(lambda best: (best.arrays, best.value, best.stale), self, new)
 
-    # --- parts ------------------------------------------------------------------------------
-
-    def _with_holes(self, arrays: list[Any]) -> PyTree:
-        """Arrays as a tree like the model, with `None` in place of everything else."""
-        return self._unflatten(arrays, {i: None for i, _, _ in self.statics})
-
-    def _joined(self, arrays: list[Any]) -> Any:
-        """Arrays, and everything else, as a model."""
-        return self._unflatten(arrays, {i: x for i, _, x in self.statics})
-
-    def _unflatten(self, arrays: list[Any], others: dict[int, Any]) -> Any:
-        rest = iter(arrays)
-        total = self.structure.num_leaves
-        return self.structure.unflatten(
-            [others[i] if i in others else next(rest) for i in range(total)]
-        )
-
-    def _checked_leaves(self, model: Any) -> list[Any]:
+    def _checked_arrays(self, model: Any) -> list[Any]:
         """The arrays of a model. Raises an error if it is not like the first one."""
         who = "KeepBest.update takes a model like the one that it was created with"
-        named, structure = jax.tree_util.tree_flatten_with_path(model)
-        if structure != self.structure:
-            differ = first_difference(
-                model, self._joined(jax.tree.leaves(self.arrays)), ("this model", "the first one")
-            )
-            raise ValueError(f"{who}: {differ}.")
-        leaves = [x for _, x in named]
+        packed, paths = pack(model), leaf_paths(model)
+        if packed.rest[0] != self.arrays.rest[0]:
+            names = ("this model", "the first one")
+            raise ValueError(f"{who}: {first_difference(model, unpack(self.arrays), names)}.")
         first, now = (
-            {i: (kind, x) for i, kind, x in statics} for statics in (self.statics, _statics(leaves))
+            {i: (kind, x) for i, kind, x in trees.rest[1]} for trees in (self.arrays, packed)
         )
         for i in sorted(first.keys() | now.keys()):
             was, new = first.get(i), now.get(i)
@@ -178,41 +153,24 @@ class KeepBest(AbstractPrinted, Generic[Model]):
             if not same:
                 was, new = ("an array" if x is None else repr(x[1]) for x in (was, new))
                 raise ValueError(
-                    f"{who}, but '{dotted(named[i][0])}' was {was} and is now {new}. Pass "
+                    f"{who}, but '{paths[i]}' was {was} and is now {new}. Pass "
                     "the model as it was, for example before `eqx.nn.inference_mode`."
                 )
-        arrays = [(path, x) for path, x in named if tree.is_array(x)]
-        for (path, x), y in zip(arrays, jax.tree.leaves(self.arrays), strict=True):
+        paths = [path for i, path in enumerate(paths) if i not in now]
+        for path, x, y in zip(paths, packed.arrays, self.arrays.arrays, strict=True):
             # The dtypes of keys have no canonical form.
             dtype = x.dtype if isinstance(x, jax.Array) else tree.canonical(x.dtype)
             if np.shape(x) != np.shape(y) or dtype != y.dtype:
-                raise ValueError(
-                    f"{who}, but '{dotted(path)}' was {_kind(y)} and is now {_kind(x)}."
-                )
-        return [x for _, x in arrays]
-
-    def __reduce__(self) -> Any:
-        # JAX does not pickle the structure of a tree of modules, but any tree that has it can be.
-        best = self._joined(jax.tree.leaves(self.arrays))
-        return _restored, (best, self._options(), self.value, self.stale)
-
-    def _options(self) -> dict[str, Any]:
-        return {n: getattr(self, n) for n in ("patience", "min_delta", "minimize")}
+                raise ValueError(f"{who}, but '{path}' was {_kind(y)} and is now {_kind(x)}.")
+        return packed.arrays
 
     def _code(self) -> Call:
         defaults = {"patience": None, "min_delta": 0.0, "minimize": True}
-        options = {n: x for n, x in self._options().items() if x != defaults[n]}
+        options = {n: getattr(self, n) for n, x in defaults.items() if getattr(self, n) != x}
         state: dict[str, Any] = {"value": self.value, "stale": self.stale}
         if self.patience is not None and not isinstance(self.stale, Tracer):
             state["stop"] = self.stop if self.stop.ndim else bool(self.stop)
         return Call("KeepBest", (), options | state)
-
-
-def _restored(model: Any, options: dict[str, Any], value: Array, stale: Array) -> KeepBest[Any]:
-    best = KeepBest(model, **options)
-    object.__setattr__(best, "value", value)
-    object.__setattr__(best, "stale", stale)
-    return best
 
 
 def _update(inputs: _UpdateInputs) -> tuple[list[Any], None]:
@@ -236,11 +194,6 @@ def _carried(inputs: _UpdateInputs) -> Any:
 
 
 _program = Program(_update, _carried)
-
-
-def _statics(leaves: list[Any]) -> tuple[tuple[int, type, Any], ...]:
-    # With the type, since 1 == True == 1.0.
-    return tuple((i, type(x), x) for i, x in enumerate(leaves) if not tree.is_array(x))
 
 
 def _kind(x: Any) -> str:

@@ -17,8 +17,12 @@ from .._core.fields.schedule import (
 from .averages import power_average as power_average
 from .basic import (
     constant as constant,
+    cosine_decay as cosine_decay,
+    exponential_decay as exponential_decay,
     linear as linear,
     linear_half_life as linear_half_life,
+    piecewise_constant as piecewise_constant,
+    piecewise_interpolate as piecewise_interpolate,
     polynomial as polynomial,
 )
 from .combine import (
@@ -26,22 +30,15 @@ from .combine import (
     NegatedSchedule as NegatedSchedule,
     join as join,
 )
-from .cycle import (
-    cosine_onecycle as cosine_onecycle,
-    linear_onecycle as linear_onecycle,
-    sgdr as sgdr,
-)
-from .decay import cosine_decay as cosine_decay, exponential_decay as exponential_decay
-from .piecewise import (
-    piecewise_constant as piecewise_constant,
-    piecewise_interpolate as piecewise_interpolate,
-)
 from .plateau import (
     ReduceOnPlateau as ReduceOnPlateau,
     ReduceOnPlateauState as ReduceOnPlateauState,
 )
 from .warmup import (
+    cosine_onecycle as cosine_onecycle,
     inverse_sqrt as inverse_sqrt,
+    linear_onecycle as linear_onecycle,
+    sgdr as sgdr,
     warmup_constant as warmup_constant,
     warmup_cosine_decay as warmup_cosine_decay,
     warmup_exponential_decay as warmup_exponential_decay,

@@ -98,8 +98,3 @@ def interpolate_points(points: Sequence[tuple[Any, Any]], step: Step, curve: str
         segment = jnp.where(step < end, interpolate(first, second, weights), as_canonical(second))
         value = jnp.where(step < begin, value, segment)
     return value
-
-
-def linear_warmup(step: Step, warmup_steps: Step, init_value: Any, peak_value: Any) -> Scalar:
-    """Linear up to the peak and constant afterwards; `warmup_steps` may be 0."""
-    return interpolate_points([(0, init_value), (warmup_steps, peak_value)], step, "linear")

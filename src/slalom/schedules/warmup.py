@@ -1,7 +1,12 @@
-"""Linear warm-up, followed by another schedule."""
+"""Schedules that rise and fall: after a warm-up, in one cycle, or in several with restarts."""
+
+import abc
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
+from jaxtyping import Array, Int
 
 from .._core.fields.declare import Number, OptionalNumber, hyperparameter, steps
 from .._core.fields.schedule import AbstractSchedule
@@ -14,13 +19,31 @@ from ._common import (
     cosine,
     fractions,
     interpolate,
-    linear_warmup,
+    interpolate_points,
     power,
 )
-from .decay import exponential
+from .basic import exponential
 
 
-class warmup_constant(AbstractSchedule):
+class _AbstractWarmup(AbstractSchedule):
+    """Linear from the first value to the peak, followed by another schedule."""
+
+    init_value: Number = hyperparameter()
+    peak_value: Number = hyperparameter()
+    warmup_steps: Step = steps()
+
+    @abc.abstractmethod
+    def _after(self, past: Int[Array, ""]) -> Scalar:
+        """The value this many steps after the warm-up, at least 0."""
+
+    def __call__(self, step: Step) -> Scalar:
+        step, warmup = as_step(step), as_step(self.warmup_steps)
+        points = [(0, self.init_value), (warmup, self.peak_value)]
+        rising = interpolate_points(points, step, "linear")
+        return jnp.where(step < warmup, rising, self._after(jnp.maximum(step - warmup, 0)))
+
+
+class warmup_constant(_AbstractWarmup):
     """Linear warm-up to `peak_value`, constant afterwards.
 
     **Arguments:**
@@ -32,15 +55,11 @@ class warmup_constant(AbstractSchedule):
     Differs from Optax: with `warmup_steps=0` the value is `peak_value`, not `init_value`.
     """
 
-    init_value: Number = hyperparameter()
-    peak_value: Number = hyperparameter()
-    warmup_steps: Step = steps()
-
-    def __call__(self, step: Step) -> Scalar:
-        return linear_warmup(step, self.warmup_steps, self.init_value, self.peak_value)
+    def _after(self, past: Int[Array, ""]) -> Scalar:
+        return as_canonical(self.peak_value)
 
 
-class warmup_cosine_decay(AbstractSchedule):
+class warmup_cosine_decay(_AbstractWarmup):
     """Linear warm-up to `peak_value`, then cosine decay to `end_value`.
 
     **Arguments:**
@@ -57,9 +76,6 @@ class warmup_cosine_decay(AbstractSchedule):
     ??? cite "Loshchilov & Hutter, [SGDR](https://arxiv.org/abs/1608.03983), 2016"
     """
 
-    init_value: Number = hyperparameter()
-    peak_value: Number = hyperparameter()
-    warmup_steps: Step = steps()
     decay_steps: Step = steps(within="[1, inf)")
     end_value: Number = hyperparameter(0.0)
     exponent: Number = hyperparameter(1.0, within="(0, inf)")
@@ -72,16 +88,13 @@ class warmup_cosine_decay(AbstractSchedule):
                 f"warmup_steps={warmup}, got {decay}."
             )
 
-    def __call__(self, step: Step) -> Scalar:
-        step, warmup = as_step(step), as_step(self.warmup_steps)
-        rising = linear_warmup(step, warmup, self.init_value, self.peak_value)
-        weights = cosine(fractions(step - warmup, as_step(self.decay_steps) - warmup))
-        weights = power(weights, self.exponent)
-        falling = interpolate(self.peak_value, self.end_value, weights)
-        return jnp.where(step < warmup, rising, falling)
+    def _after(self, past: Int[Array, ""]) -> Scalar:
+        length = as_step(self.decay_steps) - as_step(self.warmup_steps)
+        weights = power(cosine(fractions(past, length)), self.exponent)
+        return interpolate(self.peak_value, self.end_value, weights)
 
 
-class warmup_exponential_decay(AbstractSchedule):
+class warmup_exponential_decay(_AbstractWarmup):
     """Linear warm-up to `peak_value`, then exponential decay.
 
         s(n) = peak_value·decay_rate^p  for n ≥ warmup_steps,
@@ -104,23 +117,17 @@ class warmup_exponential_decay(AbstractSchedule):
     Differs from Optax: a `decay_rate` of 0 is an error, not a constant schedule.
     """
 
-    init_value: Number = hyperparameter()
-    peak_value: Number = hyperparameter()
-    warmup_steps: Step = steps()
     transition_steps: Step = steps(within="[1, inf)")
     decay_rate: Number = hyperparameter(within="(0, inf)")
     transition_begin: Step = steps(0)
     staircase: bool = eqx.field(default=False, static=True)
     end_value: OptionalNumber = hyperparameter(None)
 
-    def __call__(self, step: Step) -> Scalar:
-        step, warmup = as_step(step), as_step(self.warmup_steps)
-        rising = linear_warmup(step, warmup, self.init_value, self.peak_value)
-        falling = exponential(self, self.peak_value, step - warmup)
-        return jnp.where(step < warmup, rising, falling)
+    def _after(self, past: Int[Array, ""]) -> Scalar:
+        return exponential(self, self.peak_value, past)
 
 
-class warmup_stable_decay(AbstractSchedule):
+class warmup_stable_decay(_AbstractWarmup):
     """Linear warm-up to `peak_value`, a plateau, then decay to `end_value`.
 
     **Arguments:**
@@ -139,9 +146,6 @@ class warmup_stable_decay(AbstractSchedule):
         durations](https://arxiv.org/abs/2405.18392), 2024"
     """
 
-    init_value: Number = hyperparameter()
-    peak_value: Number = hyperparameter()
-    warmup_steps: Step = steps()
     stable_steps: Step = steps()
     decay_steps: Step = steps(within="[1, inf)")
     end_value: Number = hyperparameter(0.0)
@@ -150,17 +154,14 @@ class warmup_stable_decay(AbstractSchedule):
     def __check_init__(self):
         check_curve("warmup_stable_decay.decay_type", self.decay_type, "linear", "cosine", "sqrt")
 
-    def __call__(self, step: Step) -> Scalar:
-        step, warmup = as_step(step), as_step(self.warmup_steps)
+    def _after(self, past: Int[Array, ""]) -> Scalar:
         # Not step − (warmup + stable): the sum may overflow int32.
-        past = jnp.maximum(step - warmup, 0) - as_step(self.stable_steps)
+        past = past - as_step(self.stable_steps)
         weights = CURVES[self.decay_type](fractions(past, self.decay_steps))
-        rising = linear_warmup(step, warmup, self.init_value, self.peak_value)
-        falling = interpolate(self.peak_value, self.end_value, weights)
-        return jnp.where((step < warmup) | (past < 0), rising, falling)
+        return interpolate(self.peak_value, self.end_value, weights)
 
 
-class inverse_sqrt(AbstractSchedule):
+class inverse_sqrt(_AbstractWarmup):
     """Linear warm-up to `peak_value`, then decay with the inverse square root of the step.
 
         s(n) = peak_value·√(timescale / (n − warmup_steps + timescale))  for n ≥ warmup_steps
@@ -178,17 +179,170 @@ class inverse_sqrt(AbstractSchedule):
     ??? cite "Vaswani et al., [Attention is all you need](https://arxiv.org/abs/1706.03762), 2017"
     """
 
-    init_value: Number = hyperparameter()
-    peak_value: Number = hyperparameter()
-    warmup_steps: Step = steps()
     timescale: Step | None = steps(None, within="[1, inf)")
 
-    def __call__(self, step: Step) -> Scalar:
-        step, warmup = as_step(step), as_step(self.warmup_steps)
+    def _after(self, past: Int[Array, ""]) -> Scalar:
+        warmup = as_step(self.warmup_steps)
         timescale = jnp.maximum(warmup, 1) if self.timescale is None else as_step(self.timescale)
         # Added as floats: the sum may overflow int32.
         scale = timescale.astype(canonical_float())
-        past = jnp.maximum(step - warmup, 0).astype(canonical_float())
-        falling = as_canonical(self.peak_value) * jnp.sqrt(scale / (past + scale))
-        rising = linear_warmup(step, warmup, self.init_value, self.peak_value)
-        return jnp.where(step < warmup, rising, falling)
+        share = scale / (past.astype(canonical_float()) + scale)
+        return as_canonical(self.peak_value) * jnp.sqrt(share)
+
+
+class linear_onecycle(AbstractSchedule):
+    """One linear cycle: up to the peak, down to the initial value, and down to the final value.
+
+    Interpolates linearly between these points, with fractional steps rounded down:
+
+    - `peak_value / div_factor` at step 0,
+    - `peak_value` at step `pct_start · transition_steps`,
+    - `peak_value / div_factor` at step `pct_final · transition_steps`,
+    - `peak_value / (div_factor · final_div_factor)` at step `transition_steps`.
+
+    Differs from Optax: two points at the same step are both kept, so the final value is the same
+    for `pct_final=1`. And 0.29·100 is step 29, although the product of the floats is 28.999….
+
+    **Arguments:**
+
+    - `transition_steps`: the length of the cycle in steps, ≥ 1.
+    - `peak_value`: the maximum.
+    - `pct_start`: the fraction of the cycle at which the peak is reached, in [0, 1].
+    - `pct_final`: the fraction of the cycle at which the value is back at its initial value, in
+        [0, 1] and at least `pct_start`.
+    - `div_factor`: the peak divided by the initial value, > 0.
+    - `final_div_factor`: the initial value divided by the final value, > 0.
+
+    ??? cite "Smith & Topin, [Super-convergence](https://arxiv.org/abs/1708.07120), 2017"
+    """
+
+    transition_steps: Step = steps(within="[1, inf)")
+    peak_value: Number = hyperparameter()
+    pct_start: Number = hyperparameter(0.3, within="[0, 1]")
+    pct_final: Number = hyperparameter(0.85, within="[0, 1]")
+    div_factor: Number = hyperparameter(25.0, within="(0, inf)")
+    final_div_factor: Number = hyperparameter(1e4, within="(0, inf)")
+
+    def __check_init__(self):
+        start, final = self.pct_start, self.pct_final
+        if isinstance(start, float) and isinstance(final, float) and final < start:
+            raise ValueError(
+                f"linear_onecycle.pct_final must be at least pct_start={start}, got {final}."
+            )
+
+    def __call__(self, step: Step) -> Scalar:
+        total, peak = as_step(self.transition_steps), as_canonical(self.peak_value)
+        first = peak / as_canonical(self.div_factor)
+        points = [
+            (0, first),
+            (_fraction_of(self.pct_start, total), peak),
+            (_fraction_of(self.pct_final, total), first),
+            (total, first / as_canonical(self.final_div_factor)),
+        ]
+        return interpolate_points(points, step, "linear")
+
+
+class cosine_onecycle(AbstractSchedule):
+    """One cosine cycle: half a cosine wave up to the peak, and another down to the final value.
+
+    Interpolates between these points, with fractional steps rounded down:
+
+    - `peak_value / div_factor` at step 0,
+    - `peak_value` at step `pct_start · transition_steps`,
+    - `peak_value / (div_factor · final_div_factor)` at step `transition_steps`.
+
+    Differs from Optax: two points at the same step are both kept. And 0.29·100 is step 29,
+    although the product of the floats is 28.999….
+
+    **Arguments:**
+
+    - `transition_steps`: the length of the cycle in steps, ≥ 1.
+    - `peak_value`: the maximum.
+    - `pct_start`: the fraction of the cycle at which the peak is reached, in [0, 1].
+    - `div_factor`: the peak divided by the initial value, > 0.
+    - `final_div_factor`: the initial value divided by the final value, > 0.
+
+    ??? cite "Smith & Topin, [Super-convergence](https://arxiv.org/abs/1708.07120), 2017"
+    """
+
+    transition_steps: Step = steps(within="[1, inf)")
+    peak_value: Number = hyperparameter()
+    pct_start: Number = hyperparameter(0.3, within="[0, 1]")
+    div_factor: Number = hyperparameter(25.0, within="(0, inf)")
+    final_div_factor: Number = hyperparameter(1e4, within="(0, inf)")
+
+    def __call__(self, step: Step) -> Scalar:
+        total, peak = as_step(self.transition_steps), as_canonical(self.peak_value)
+        first = peak / as_canonical(self.div_factor)
+        points = [
+            (0, first),
+            (_fraction_of(self.pct_start, total), peak),
+            (total, first / as_canonical(self.final_div_factor)),
+        ]
+        return interpolate_points(points, step, "cosine")
+
+
+Cycle = warmup_cosine_decay | Mapping[str, Any]
+
+
+def _as_cycles(given: Iterable[Cycle]) -> tuple[warmup_cosine_decay, ...]:
+    if not isinstance(given, Iterable):
+        raise TypeError(f"sgdr.cosine_kwargs must be a list of cycles, got {given!r}.")
+    cycles = []
+    for i, cycle in enumerate(given):
+        if isinstance(cycle, Mapping):
+            try:
+                cycle = warmup_cosine_decay(**cycle)
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"sgdr.cosine_kwargs[{i}]: {error}") from None
+        if not isinstance(cycle, warmup_cosine_decay):
+            raise TypeError(
+                f"sgdr.cosine_kwargs[{i}] must be a dict of arguments for warmup_cosine_decay or a "
+                f"warmup_cosine_decay schedule, got {cycle!r}."
+            )
+        cycles.append(cycle)
+    return tuple(cycles)
+
+
+class sgdr(AbstractSchedule):
+    """SGDR: cosine decay with warm restarts, a sequence of `warmup_cosine_decay` cycles.
+
+    **Arguments:**
+
+    - `cosine_kwargs`: at least one cycle. Each is a dict of arguments for
+        `warmup_cosine_decay`, or such a schedule; its `decay_steps` are the length of the cycle.
+
+    ```python
+    >>> cycle = dict(init_value=0.0, peak_value=1.0, warmup_steps=1, decay_steps=2)
+    >>> sl.schedules.sgdr([cycle, cycle]).values(6)
+    Array([0., 1., 0., 1., 0., 0.], dtype=float32)
+
+    ```
+
+    ??? cite "Loshchilov & Hutter, [SGDR](https://arxiv.org/abs/1608.03983), 2016"
+    """
+
+    cosine_kwargs: tuple[warmup_cosine_decay, ...] = eqx.field(converter=_as_cycles)
+
+    def __check_init__(self):
+        if not self.cosine_kwargs:
+            raise ValueError("sgdr.cosine_kwargs must have at least one cycle, got none.")
+
+    def __call__(self, step: Step) -> Scalar:
+        first, *later = self.cosine_kwargs
+        value, past, begun = first(step), as_step(step), jnp.array(True)
+        for previous, cycle in zip(self.cosine_kwargs, later, strict=False):
+            # Not the sum of all lengths so far, which may overflow int32.
+            past = past - as_step(previous.decay_steps)
+            begun = begun & (past >= 0)
+            past = jnp.maximum(past, 0)
+            value = jnp.where(begun, cycle(past), value)
+        return value
+
+
+def _fraction_of(fraction: Any, steps: Any) -> Any:
+    """fraction·steps, rounded down, but not below an integer that it misses by rounding only."""
+    dtype = canonical_float()
+    product = as_canonical(fraction) * steps.astype(dtype)
+    whole = jnp.floor(product * (1 + 2 * jnp.finfo(dtype).eps)).astype(jnp.int32)
+    return jnp.minimum(whole, steps)

@@ -1,10 +1,10 @@
 """Losses whose curvature is known, for Gauss–Newton rules and for every other one."""
 
-from ._loss import (
+from .least_squares import LeastSquares as LeastSquares
+from .output_losses import (
     AbstractCurvatureLoss as AbstractCurvatureLoss,
+    OutputLoss as OutputLoss,
+    VariationalEnergy as VariationalEnergy,
     linearized as linearized,
     residual_loss as residual_loss,
 )
-from .least_squares import LeastSquares as LeastSquares
-from .output_loss import OutputLoss as OutputLoss
-from .variational_energy import VariationalEnergy as VariationalEnergy

@@ -15,7 +15,7 @@ from ..._core.protocol.residuals import Residuals
 from ...tree.dtypes import as_canonical
 from ...tree.paths import candidates
 from ...tree.types import Scalar, Tracer
-from ._loss import WHOLE, AbstractCurvatureLoss, as_arguments, divided, with_examples
+from .output_losses import WHOLE, AbstractCurvatureLoss, as_arguments, divided, with_examples
 
 ONLY = "residual"
 """The name of the only block of a loss without names."""

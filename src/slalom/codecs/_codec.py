@@ -158,7 +158,7 @@ def as_float32(x: Array) -> Float[Array, "*shape"]:
 
 def root(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """√x, and 0 where rounding made x negative."""
-    return jnp.sqrt(jnp.maximum(x, 0))
+    return tree.root(jnp.maximum(x, 0))
 
 
 def up_to_bfloat16(x: Float[Array, "*shape"]) -> BFloat16[Array, "*shape"]:

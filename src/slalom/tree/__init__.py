@@ -75,6 +75,7 @@ from .squares import (
     divided as divided,
     inverse_root as inverse_root,
     positive as positive,
+    quotient as quotient,
     root as root,
 )
 from .tracing import while_loop as while_loop

@@ -51,6 +51,19 @@ def _inverse_root_jvp(primals: Any, tangents: Any) -> Any:
     return y, t * y * y * y / -2
 
 
+@jax.custom_jvp
+def quotient(a: Inexact[Array, "..."], b: Inexact[Array, "..."]) -> Inexact[Array, "..."]:
+    """a/b; its derivative stays finite where b² underflows."""
+    return a / b
+
+
+@quotient.defjvp
+def _quotient_jvp(primals: Any, tangents: Any) -> Any:
+    y = quotient(*primals)
+    (_, b), (ta, tb) = primals, tangents
+    return y, (ta - y * tb) / b
+
+
 def bounded_square(x: Inexact[Array, "*shape"]) -> Real[Array, "*shape"]:
     """|x|², but at most a quarter of the largest finite number; NaN stays NaN.
 

@@ -159,7 +159,7 @@ class CorrectByMars(AbstractRule[CorrectByMarsState]):
 def _corrected(g: Array, last: Array, correction: Array) -> Array:
     # Bounded, so that the square of the norm does not overflow.
     c = tree.bounded_entries(g + correction * (g - last), g.size)
-    return c * clip_factor(tree.norm(c), 1)
+    return c * clip_factor(tree.norm(c), 1.0)
 
 
 @advise_keywords

@@ -142,8 +142,9 @@ class ScaleByDion(AbstractKeyed, AbstractRule[ScaleByDionState]):
     def advance(self, g, leaf):
         mu = leaf.mu + g
         limits = jnp.finfo(self.b1.dtype)
-        # Neither this number nor its inverse is subnormal, or overflows.
+        # Neither this number nor its inverse is subnormal, or overflows. Nothing depends on it.
         size = jnp.clip(jnp.max(jnp.abs(mu)), float(limits.tiny), float(limits.max) / 8)
+        size = jax.lax.stop_gradient(size)
         left = _orthonormal(times_adjoint(mu, leaf.basis * (1 / size)))
         right = adjoint(left * (1 / size)) @ mu
         norm = tree.norm(right, 1)

@@ -50,7 +50,7 @@ class ScaleByTrustRatio(AbstractRule[None]):
         u_norm, p_norm = (jnp.maximum(x, self.min_norm) for x in sums.each("u", "p"))
         zero = (u_norm == 0) | (p_norm == 0)
         # The ratio may overflow where the result does not.
-        self.inverse = 1 / jnp.where(zero, 1, u_norm + self.eps)
+        self.inverse = tree.quotient(1.0, jnp.where(zero, 1, u_norm + self.eps))
         self.size = jnp.where(zero, 1, self.trust_coefficient * p_norm)
 
     def direction(self, g, leaf):

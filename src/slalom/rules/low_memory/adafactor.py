@@ -130,7 +130,11 @@ class ScaleByFactoredRms(AbstractRule[ScaleByFactoredRmsState]):
     def direction(self, g, leaf):
         if len(leaf.nu) == 1:
             (nu,) = leaf.nu
-            factor = self._rms_clip_factor(g, lambda: jnp.sum((g / nu) * jnp.conj(g)).real)
+
+            def sum_of_quotients():
+                return jnp.sum(tree.quotient(g, nu) * jnp.conj(g)).real
+
+            factor = self._rms_clip_factor(g, sum_of_quotients)
             return g * (tree.inverse_root(nu) * factor)
         row, column = leaf.nu
         # Roots of vectors are cheaper than roots of all their products.

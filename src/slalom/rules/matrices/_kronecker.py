@@ -22,7 +22,7 @@ from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import State, missing
 from ...tree.types import Params
 from ...where.layout import Matrix
-from ._orthonormal import adjoint, adjoint_times, orthonormal, times_adjoint
+from ._orthonormal import adjoint, adjoint_times, eigh, orthonormal, times_adjoint
 
 # --- how often ------------------------------------------------------------------------------
 
@@ -204,8 +204,7 @@ Eigenvectors: TypeAlias = tuple[Inexact[Array, "n n"], Int[Array, " n"]]
 
 def first_eigenvectors(x: Inexact[Array, "n n"], basis: Inexact[Array, "n n"]) -> Eigenvectors:
     """The eigenvectors of a positive semidefinite matrix, whatever the basis was."""
-    scaled = x * (1 / _largest_entry(x))
-    _, vectors = jnp.linalg.eigh(scaled, symmetrize_input=False)
+    _, vectors = eigh(x * (1 / jax.lax.stop_gradient(_largest_entry(x))))
     return vectors[:, ::-1], jnp.arange(len(basis))
 
 

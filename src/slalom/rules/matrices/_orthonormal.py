@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Inexact
+from jaxtyping import Array, Inexact, Real
 
 from ... import tree
 
@@ -23,6 +23,27 @@ def adjoint_times(q: Inexact[Array, "... n n"], x: Inexact[Array, "... n m"]) ->
 def times_adjoint(x: Inexact[Array, "... n m"], q: Inexact[Array, "... k m"]) -> Array:
     """x·qᴴ, without a transposed copy of `q`."""
     return jnp.einsum("...ij,...kj->...ik", x, jnp.conj(q) if jnp.iscomplexobj(q) else q)
+
+
+@jax.custom_jvp
+def eigh(x: Inexact[Array, "n n"]) -> tuple[Real[Array, " n"], Inexact[Array, "n n"]]:
+    """The rising eigenvalues and the eigenvectors of a Hermitian matrix.
+
+    Vectors of equal eigenvalues, as in a matrix of zeros, do not turn: their derivative would be
+    infinite.
+    """
+    values, vectors = jnp.linalg.eigh(x, symmetrize_input=False)
+    return values, vectors
+
+
+@eigh.defjvp
+def _eigh_jvp(primals: Any, tangents: Any) -> Any:
+    (x,), (t,) = primals, tangents
+    values, vectors = eigh(x)
+    change = adjoint(vectors) @ t @ vectors
+    apart = values[None, :] - values[:, None]
+    turn = jnp.where(apart == 0, 0, change / jnp.where(apart == 0, 1, apart))
+    return (values, vectors), (jnp.diagonal(change).real, vectors @ turn)
 
 
 _MOST_ROUNDS = 12

@@ -19,7 +19,7 @@ from ..low_memory.rms import ScaleByRms
 from ..momentum.momentum import Ema
 from ..shaping.scale import ScaleByLearningRate
 from ._kronecker import AbstractRefreshed, Frequency, bounded_entries, frequency_field
-from ._orthonormal import adjoint
+from ._orthonormal import adjoint, eigh
 from ._routing import chosen, decay_if_any, with_adam_elsewhere
 
 
@@ -204,7 +204,7 @@ def _inverse_fourth_root(x: Inexact[Array, "n n"], eps: Any) -> Inexact[Array, "
     # the next update overflow. After gradients of zeros alone, as below a last layer that starts at
     # zero, the roots are the identity.
     scale = jnp.where(largest > 0, jnp.maximum(largest, float(limits.tiny) ** 0.75), 1)
-    values, vectors = jnp.linalg.eigh(x * (1 / scale), symmetrize_input=False)
+    values, vectors = eigh(x * (1 / scale))
     largest = jnp.maximum(values[-1], 0)
     values = jnp.maximum(values, 0) + eps.astype(values.dtype) * largest
     powers = jnp.where(largest > 0, tree.positive(values), 1) ** -0.25

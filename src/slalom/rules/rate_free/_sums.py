@@ -98,5 +98,5 @@ def larger(estimate: Scalar, numerator: Scalar, denominator: Scalar) -> Scalar:
     """The larger of an estimate and a quotient; the estimate itself if the quotient is not finite,
     or the denominator 0."""
     some = denominator > 0
-    quotient = jnp.where(some, numerator, 0) / jnp.where(some, denominator, 1)
+    quotient = tree.quotient(jnp.where(some, numerator, 0), jnp.where(some, denominator, 1))
     return jnp.where(jnp.isfinite(quotient), jnp.maximum(estimate, quotient), estimate)

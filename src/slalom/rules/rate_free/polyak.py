@@ -67,7 +67,7 @@ class ScaleByPolyak(AbstractRule[None]):
         length = jnp.where(
             large_eps,
             gap * (norm / jnp.where(large_eps, square + self.eps, 1)),
-            gap / (norm + jnp.where(large_eps, 0, self.eps) / norm),
+            tree.quotient(gap, norm + tree.quotient(jnp.where(large_eps, 0, self.eps), norm)),
         )
         length = jnp.minimum(length, self.max_learning_rate * norm)
         # As the formula is written, where nothing in it overflows or underflows.
@@ -77,7 +77,7 @@ class ScaleByPolyak(AbstractRule[None]):
         factor = gap / jnp.where(usual, sums["square"] + self.eps, 1)
         factor = jnp.minimum(factor, self.max_learning_rate)
         usual = usual & (jnp.abs(factor) > tiny)
-        self.inverse = jnp.where(usual, 1, jnp.where(zero, 0, 1 / norm))
+        self.inverse = jnp.where(usual, 1, jnp.where(zero, 0, tree.quotient(1.0, norm)))
         self.length = jnp.where(usual, factor, length)
 
     def direction(self, g, leaf):

@@ -129,8 +129,9 @@ def clip_factor(size: Any, limit: Any) -> Any:
     """min(1, limit / size), or NaN if the size is not finite."""
     # `size <= limit` is false for a NaN. An infinite size, which may be a norm of finite updates
     # that no float holds, becomes NaN because a factor of 0 would silently stop the training.
-    divisor = jnp.where(size == 0, 1, jnp.where(jnp.isinf(size), jnp.nan, size))
-    return jnp.where(size <= limit, 1, limit / divisor)
+    fits = size <= limit
+    divisor = jnp.where(fits, 1, jnp.where(jnp.isinf(size), jnp.nan, size))
+    return jnp.where(fits, 1, tree.quotient(limit, divisor))
 
 
 class ZClipState(eqx.Module):

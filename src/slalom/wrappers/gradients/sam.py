@@ -95,7 +95,7 @@ class Sam(AbstractWrapper[Any]):
 
         measured = tree.map_leaves(scaled, (grads, params)) if self.adaptive else grads
         norm = tree.global_norm(measured)
-        factor = jnp.asarray(now.rho, norm.dtype) / jnp.where(norm == 0, 1, norm)
+        factor = tree.quotient(jnp.asarray(now.rho, norm.dtype), jnp.where(norm == 0, 1, norm))
 
         def rule(now, g, p):
             return now.factor * (g * tree.bounded_square(p) if self.adaptive else g)

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from .._core.text.messages import listed
+from .._core.text.messages import listed, report
 
 
 class MismatchError(ValueError):
@@ -41,18 +41,9 @@ class Report:
         return not (self.missing or self.unexpected or self.reshaped or self.retyped)
 
     def __repr__(self) -> str:
-        names = [f.name for f in dataclasses.fields(self)]
-        found = {name: getattr(self, name) for name in names}
-        return "\n".join(
-            _line(name, found[name])
-            for name in names
-            if found[name] or name not in ("restarted", "recoded")
-        )
-
-
-def _line(field: str, found: tuple[str, ...] | Mapping[str, tuple[str, str]]) -> str:
-    items = differences(found) if isinstance(found, Mapping) else list(found)
-    return f"{field + ':':<12} {listed(items, 4) or '–'}"
+        found = vars(self).items()
+        items = {name: differences(x) if isinstance(x, Mapping) else x for name, x in found}
+        return report(items, rare=("restarted", "recoded"))
 
 
 def differences(found: Mapping[str, tuple[str, str]]) -> list[str]:
@@ -62,23 +53,23 @@ def differences(found: Mapping[str, tuple[str, str]]) -> list[str]:
     ]
 
 
-def mismatch(report: Report, where: str, asked: list[str], saved: list[str]) -> str:
+def mismatch(found: Report, where: str, asked: list[str], saved: list[str]) -> str:
     """The message for a checkpoint that does not fit.
 
     **Arguments:**
 
-    - `report`: the differences.
+    - `found`: the differences.
     - `where`: the checkpoint, at the start of a sentence.
     - `asked`, `saved`: the keywords of the program, and those in the checkpoint.
     """
     lines = {
-        "only in the program": list(report.missing),
-        "only in the file": list(report.unexpected),
-        "other shapes": differences(report.reshaped),
-        "other dtypes": differences(report.retyped),
+        "only in the program": list(found.missing),
+        "only in the file": list(found.unexpected),
+        "other shapes": differences(found.reshaped),
+        "other dtypes": differences(found.retyped),
     }
     text = "".join(f"\n  {what}: {listed(items, 8)}" for what, items in lines.items() if items)
-    if {name.partition(".")[0] for name in report.missing} & {*asked} - {*saved}:
+    if {name.partition(".")[0] for name in found.missing} & {*asked} - {*saved}:
         text += f"\nIt was saved with the keywords {', '.join(saved)}: load it with the same."
     return (
         f"{where} does not fit this program:{text}\nPass the same model and optimizer as when it "
@@ -86,10 +77,10 @@ def mismatch(report: Report, where: str, asked: list[str], saved: list[str]) -> 
     )
 
 
-def other_hyperparams(report: Report, where: str) -> str:
+def other_hyperparams(found: Report, where: str) -> str:
     """The warning for hyperparameters that differ."""
     return (
         f"{where} has other hyperparameters, and those of the program are kept: "
-        f"{listed(differences(report.hyperparams), 8)}. To continue with those of the file, pass "
+        f"{listed(differences(found.hyperparams), 8)}. To continue with those of the file, pass "
         '`hyperparams="file"`.'
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 from .._core.text.messages import PACKAGE, advise_positions
 from .._loop.binding.optimizer import Optimizer
-from .._loop.programs.compiled import check_readable
+from .._loop.binding.stepping import check_readable
 from ..tree.types import PyTree
 from . import _file
 from ._leaves import NUMBERS, check_savable, layout_of, layout_to_json, nodes, saved_leaves, to_host

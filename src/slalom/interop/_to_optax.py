@@ -18,8 +18,8 @@ from .._core.protocol.writer import RETURN
 from .._loop.binding.binding import Arrays, init_state, is_abstract, on_param_devices
 from .._loop.binding.model import checked_split, split, strong
 from .._loop.binding.optimizer import Optimizer
-from .._loop.binding.stepping import KEYWORDS, advance, as_keywords
-from .._loop.programs.compiled import StepInputs, carried, check_guards, homes
+from .._loop.binding.stepping import KEYWORDS, advance, as_keywords, check_guards
+from .._loop.programs.compiled import StepInputs, carried, homes
 from .._loop.programs.program import Program
 from .._loop.reports.transform_checks import checked
 from ..tree.types import PyTree, Updates

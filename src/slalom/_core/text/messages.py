@@ -52,6 +52,14 @@ def listed(items: Iterable[str], limit: int) -> str:
     return ", ".join(items[:limit]) + more
 
 
+def report(fields: Mapping[str, Iterable[str]], rare: tuple[str, ...] = ()) -> str:
+    """A line with the first items of each field. Rare fields are left out if they are empty."""
+    shown = {name: items for name, items in fields.items() if items or name not in rare}
+    width = max(map(len, shown)) + 1
+    lines = (f"{name + ':':<{width}} {listed(x, 4) or '–'}" for name, x in shown.items())
+    return "\n".join(lines)
+
+
 def uncalled(given: Any) -> str:
     """Advice for a recipe or class that was passed uncalled, and for other values that people pass
     as a transform."""

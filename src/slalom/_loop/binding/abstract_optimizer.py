@@ -19,13 +19,13 @@ from ..._core.text.printing import AbstractPrinted, Call
 from ...tree.packed import holds_arrays, unpack
 from ...tree.sharding import to_device, to_memory_of
 from ...tree.types import Params, PyTree, Tracer
-from ..programs.compiled import EvalInputs, check_readable, compiled_evaluation, reading
+from ..programs.compiled import EvalInputs, compiled_evaluation, reading
 from ..reports.describe import Description, as_html, describe, metrics, summary
 from ..reports.plots import plot_schedules
 from .binding import Arrays, Binding
 from .loop_warnings import note_scale_is_read
 from .model import Model, check_bound, split
-from .stepping import sampled_params
+from .stepping import check_readable, sampled_params
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -56,10 +56,10 @@ class Split(NamedTuple):
             [next(new) if t else x for x, t in zip(self.leaves, self.trainable, strict=True)]
         )
 
-    def flags(self, model: PyTree) -> PyTree:
-        """The model with a bool at each leaf: whether it is trainable."""
-        flags = self.structure.unflatten(self.trainable)
-        return jax.tree.map(lambda flag, part: jax.tree.map(lambda _: flag, part), flags, model)
+    @property
+    def flags(self) -> PyTree:
+        """Whether each leaf is trainable, as a prefix of the model."""
+        return self.structure.unflatten(self.trainable)
 
     def _fits(self, tree: PyTree) -> bool:
         try:

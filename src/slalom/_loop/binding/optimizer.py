@@ -21,14 +21,7 @@ from ...tree.paths import example, leaf_paths
 from ...tree.types import PyTree
 from ...where.masks import check_matches, mask
 from ...where.resolve import WhereLike, as_where, as_where_or_none
-from ..programs.compiled import (
-    StepInputs,
-    check_guards,
-    check_readable,
-    compiled_step,
-    compiled_update,
-    release,
-)
+from ..programs.compiled import StepInputs, compiled_step, compiled_update, release
 from ..reports.rebind import carry
 from ..reports.rebinding import AS_BEFORE, AsBefore, Rebinding, Rebound
 from ..reports.rows import rows_of
@@ -39,7 +32,7 @@ from .abstract_optimizer import AbstractOptimizer
 from .binding import bind, init_state, is_abstract, no_transform
 from .loop_warnings import watch_results
 from .model import Model, check_bound, checked_split, split, strong
-from .stepping import KEYWORDS, as_keywords, check_one_run
+from .stepping import KEYWORDS, as_keywords, check_guards, check_one_run, check_readable
 
 _BOUND = (
     "An optimizer is bound to a model: write `sl.Optimizer(tx, model)`. It creates the state for "

@@ -20,8 +20,9 @@ from ..._core.protocol.writer import ADD, Writer
 from ..._core.state.marks import params_like_fields
 from ..._core.state.slots import slots
 from ...tree.dtypes import canonical_float, is_key
-from ...tree.paths import leaf_paths
-from ...tree.types import Params, PyTree, is_function
+from ...tree.packed import cached, unpack
+from ...tree.paths import example, leaf_paths
+from ...tree.types import Params, PyTree, Tracer, is_deleted, is_function
 from ...wrappers.scope.forms import joined
 from ..programs.arguments import as_tree
 from ..reports.transform_checks import warn_of_ascent
@@ -105,6 +106,32 @@ def check_one_run(count: Any, call: str) -> None:
             f"This optimizer was created under `vmap` and holds {count.shape[0]} runs, so it must "
             f"be used under `vmap` too: `eqx.filter_vmap(lambda opt, model, ...: {call})`."
         )
+
+
+def check_readable(opt: Any) -> None:
+    """Raises an error if the optimizer was donated, so that its state cannot be read."""
+    if is_deleted(opt.arrays.count):
+        raise ValueError(
+            "This optimizer was donated to a training step, so its state can no longer be read. "
+            "Use the optimizer that the step returned, after Ctrl-C `step.last[1]`, or "
+            "`sl.train_step(loss_fn, donate=False)`."
+        )
+
+
+def check_guards(opt: Any) -> None:
+    """Raises the error that a state has recorded, such as too many non-finite gradients."""
+    if not _is_guarded(jax.tree.structure(opt.arrays.transform)):
+        return  # nothing to check, so do not block
+    if any(isinstance(x, Tracer) or is_deleted(x) for x in jax.tree.leaves(opt)):
+        return  # traced, or donated, which the step itself refuses
+    for part in transforms(opt.transform, opt.state):
+        if part.module.guard is not None:
+            part.module.guard(part.name, part.state)
+
+
+@cached(maxsize=256)
+def _is_guarded(structure: Any) -> bool:
+    return any(part.module.guard is not None for part in transforms(unpack(example(structure))))
 
 
 def as_keywords(passed: Mapping[str, Any]) -> dict[str, Any]:

@@ -122,6 +122,16 @@ Body: TypeAlias = Callable[[Arguments], tuple[Leaves, Other]]
 """Maps the arguments to the new values of the carried leaves, in order, and to any other tree."""
 
 
+Flags: TypeAlias = dict[str, Any]
+"""Leaves of a named tuple: a prefix of bools for each field that has some of them."""
+
+
+def flagged(arguments: Any, flags: Flags) -> list[bool]:
+    """Whether each leaf of a named tuple is one of those."""
+    prefix = arguments._replace(**(dict.fromkeys(arguments._fields, False) | flags))
+    return jax.tree.leaves(jax.tree.broadcast(prefix, arguments))
+
+
 class Signature:
     """Everything that follows from the structure of the arguments.
 

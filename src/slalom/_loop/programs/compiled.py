@@ -18,15 +18,15 @@ from jaxtyping import Array
 
 from ..._core.protocol.bases import params_to_evaluate
 from ..._core.protocol.context import Context
-from ..._core.protocol.parts import Part, transforms
+from ..._core.protocol.parts import Part
 from ..._core.protocol.writer import RETURN
-from ...tree.packed import cached, captures, release_functions_with, unpack
-from ...tree.paths import example
+from ...tree.packed import captures, release_functions_with
 from ...tree.sharding import to_device
-from ...tree.types import PyTree, Tracer, Updates, is_deleted
+from ...tree.types import PyTree, Updates
 from ..binding.loop_warnings import warn_of_unread_scale, watch
 from ..binding.model import split
 from ..binding.stepping import advance
+from .arguments import Flags
 from .program import Program
 
 if TYPE_CHECKING:
@@ -179,45 +179,19 @@ class StepInputs(NamedTuple):
     opt: "Optimizer"
 
 
-def check_readable(opt: Any) -> None:
-    """Raises an error if the optimizer was donated, so that its state cannot be read."""
-    if is_deleted(opt.arrays.count):
-        raise ValueError(
-            "This optimizer was donated to a training step, so its state can no longer be read. "
-            "Use the optimizer that the step returned, after Ctrl-C `step.last[1]`, or "
-            "`sl.train_step(loss_fn, donate=False)`."
-        )
-
-
-def check_guards(opt: Any) -> None:
-    """Raises the error that a state has recorded, such as too many non-finite gradients."""
-    if not _is_guarded(jax.tree.structure(opt.arrays.transform)):
-        return  # nothing to check, so do not block
-    if any(isinstance(x, Tracer) or is_deleted(x) for x in jax.tree.leaves(opt)):
-        return  # traced, or donated, which the step itself refuses
-    for part in transforms(opt.transform, opt.state):
-        if part.module.guard is not None:
-            part.module.guard(part.name, part.state)
-
-
-@cached(maxsize=256)
-def _is_guarded(structure: Any) -> bool:
-    return any(part.module.guard is not None for part in transforms(unpack(example(structure))))
-
-
-def carried(inputs: Any, *, model: bool = True) -> Any:
+def carried(inputs: Any, *, model: bool = True) -> Flags:
     """The leaves that a step changes: the trainable parameters, the state and the count.
 
     `inputs` is any named tuple with an `opt` and a `model`.
     """
     opt = inputs.opt
-    flags = jax.tree.map(lambda _: False, inputs)
-    state = jax.tree.map(lambda _: True, opt.arrays.state)
-    arrays = flags.opt.arrays._replace(state=state, count=True)
-    flags = flags._replace(opt=flags.opt._with_arrays(arrays))
-    if not model:
-        return flags
-    return flags._replace(model=split(inputs.model, opt.binding.trainable).flags(inputs.model))
+    changed = opt._with_arrays(opt.arrays._replace(transform=False, state=True, count=True))
+    return {"opt": changed} | (trainable(inputs) if model else {})
+
+
+def trainable(inputs: Any) -> Flags:
+    """The trainable parameters alone."""
+    return {"model": split(inputs.model, inputs.opt.binding.trainable).flags}
 
 
 def homes(inputs: Any, *, model: bool = True) -> tuple[NamedSharding | None, ...]:
@@ -261,19 +235,12 @@ def _evaluate(inputs: EvalInputs) -> tuple[list[Array], None]:
     return jax.tree.leaves(found), None
 
 
-def _evaluated(inputs: EvalInputs) -> Any:
-    flags = jax.tree.map(lambda _: False, inputs)
-    return flags._replace(
-        model=split(inputs.model, inputs.opt.binding.trainable).flags(inputs.model)
-    )
-
-
 def _homes_of_params(inputs: EvalInputs) -> tuple[NamedSharding | None, ...]:
     sharding = inputs.opt.binding.sharding
     return () if sharding is None else tuple(sharding.params)
 
 
-compiled_evaluation = Program(_evaluate, _evaluated, homes=_homes_of_params, family=family_of)
+compiled_evaluation = Program(_evaluate, trainable, homes=_homes_of_params, family=family_of)
 compiled_step = Program(
     _step,
     carried,

@@ -36,12 +36,14 @@ from ..binding.model import strong
 from .arguments import (
     Arguments,
     Body,
+    Flags,
     Homes,
     Leaves,
     Other,
     Positions,
     Signature,
     Structure,
+    flagged,
     identity,
 )
 from .interrupts import compiling
@@ -71,10 +73,10 @@ class Program(Generic[Arguments, Other]):
 
     **Arguments:**
 
-    - `body`: maps the arguments, one tree, to the new values of the carried leaves, in order, and
-        any other tree.
-    - `carried`: maps the arguments to a tree of bools like them: which leaves are carried. Called
-        once per structure.
+    - `body`: maps the arguments, a named tuple, to the new values of the carried leaves, in order,
+        and any other tree.
+    - `carried`: maps the arguments to the flags of the leaves that are carried. Called once per
+        structure.
     - `homes`: maps the arguments to the sharding of each carried leaf, or to `()` if these are not
         known, which is the default. It is asked only under an outer `jit`, whose tracers do not
         show them.
@@ -90,10 +92,10 @@ class Program(Generic[Arguments, Other]):
     def __init__(
         self,
         body: Body[Arguments, Other],
-        carried: Callable[[Arguments], PyTree[bool]],
+        carried: Callable[[Arguments], Flags],
         *,
         homes: Callable[[Arguments], Homes] = lambda arguments: (),
-        donated: Callable[[Arguments], PyTree[bool]] | None = None,
+        donated: Callable[[Arguments], Flags] | None = None,
         watch: Callable[..., list[int]] | None = None,
         family: Callable[[Arguments], dict[Any, Any]] | None = None,
     ):
@@ -214,11 +216,12 @@ class Program(Generic[Arguments, Other]):
     ) -> tuple[Positions, Positions]:
         """The positions of the leaves that are carried, and of those that are donated."""
 
-        def of(flagged: Callable[[Arguments], PyTree[bool]]) -> Positions:
-            flags = jax.tree.structure(arguments).flatten_up_to(flagged(arguments))
-            return tuple(i for i, flag in enumerate(flags) if flag and i not in statics)
+        def of(flags: Flags) -> Positions:
+            leaves = enumerate(flagged(arguments, flags))
+            return tuple(i for i, flag in leaves if flag and i not in statics)
 
-        return of(self._carried), () if self._donated is None else of(self._donated)
+        donated = () if self._donated is None else of(self._donated(arguments))
+        return of(self._carried(arguments)), donated
 
     def _add(self, signatures: "_Signatures", key: Hashable, *parts: Any) -> Signature:
         """Adds the signature with these parts, and its functions to compile."""

@@ -18,7 +18,7 @@ from ..._core.text.messages import warn
 from ...tree.paths import leaf_paths
 from ...tree.types import PyTree, Tracer
 from .rebinding import Rebinding
-from .rows import Indices, Moved, moved
+from .rows import Indices, Moved, moved, shape_of
 
 
 class Side(NamedTuple):
@@ -185,13 +185,9 @@ def in_form_of(like: Any, x: Any) -> Any:
     return jnp.array(x, like.dtype, copy=True)
 
 
-def _shape(x: Any) -> tuple[int, ...]:
-    return x.shape if is_encoded(x) else jnp.shape(x)
-
-
 def _fits(old: Any, new: Any) -> bool:
-    shape = _shape(new)
-    return old.fits(shape) if isinstance(old, Moved) else _shape(old) == shape
+    shape = shape_of(new)
+    return old.fits(shape) if isinstance(old, Moved) else shape_of(old) == shape
 
 
 def _of_copies(places: list[Slot]) -> set[int]:

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, NamedTuple
 
-from ..._core.text.messages import listed
+from ..._core.text.messages import report
 
 
 class AsBefore:
@@ -35,12 +35,7 @@ class Rebinding:
     """Copies of the parameters and related state that start again from their initial values."""
 
     def __repr__(self) -> str:
-        def line(field: str, names: tuple[str, ...]) -> str:
-            return f"{field + ':':<9} {listed(names, 4) or '–'}"
-
-        always, rare = ("carried", "new", "reshaped", "dropped"), ("recoded", "renewed")
-        shown = (*always, *(name for name in rare if getattr(self, name)))
-        return "\n".join(line(name, getattr(self, name)) for name in shown)
+        return report(vars(self), rare=("recoded", "renewed"))
 
 
 class Rebound(NamedTuple):

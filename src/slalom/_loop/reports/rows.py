@@ -45,7 +45,7 @@ class Moved(NamedTuple):
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether it then has this shape, and any of its entries."""
-        own = _shape(self.leaf)
+        own = shape_of(self.leaf)
         if not self.movable or len(own) != len(shape):
             return False
         for axis, (size, wanted) in enumerate(zip(own, shape, strict=True)):
@@ -86,7 +86,8 @@ class Moved(NamedTuple):
         return jnp.where(is_new, fresh.astype(x.dtype), x)
 
 
-def _shape(x: Any) -> tuple[int, ...]:
+def shape_of(x: Any) -> tuple[int, ...]:
+    """The shape of a leaf, which may be encoded."""
     return x.shape if is_encoded(x) else jnp.shape(x)
 
 
@@ -99,7 +100,7 @@ def moved(
     concerned = {node for node, param in owned if param in rows}
 
     def one(slot: Slot, x: Any) -> Any:
-        ndim, param = len(_shape(x)), slot.param_among(params)
+        ndim, param = len(shape_of(x)), slot.param_among(params)
         if param is not None and param in rows and ndim > 0:  # a number stands for all rows
             return Moved.of(slot, x, rows[param], slot.node in aged)
         # A matrix over the entries of all parameters, as in Broyden's method.

@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from ... import tree
 from ..._core.state.marks import PARAM_LIKE
 from ..._core.state.slots import slots
-from ..._core.text.messages import listed
+from ..._core.text.messages import report
 from ...tree.packed import unpack
 from ...tree.paths import candidates, example, leaf_paths
 from ...tree.sharding import axis_names, full_spec
@@ -31,11 +31,9 @@ class ShardedState(NamedTuple):
     bytes_after: int
 
     def __repr__(self) -> str:
-        return (
-            f"partitioned: {listed(self.partitioned, 4) or '–'}\n"
-            f"whole:       {listed(self.whole, 4) or '–'}\n"
-            f"bytes of state per device: {self.bytes_before} before, {self.bytes_after} now"
-        )
+        arrays = report({"partitioned": self.partitioned, "whole": self.whole})
+        size = f"{self.bytes_before} before, {self.bytes_after} now"
+        return f"{arrays}\nbytes of state per device: {size}"
 
 
 def shard(

@@ -22,6 +22,7 @@ from ...tree.types import PyTree
 from ...where.resolve import WhereLike
 from ..binding.model import split
 from ..binding.optimizer import Optimizer
+from ..programs.arguments import Flags
 from ..programs.program import Program
 from ..reports.plots import draw_final_losses, draw_heat_map, draw_sweep_losses
 from ..training.options import BatchArgs, check_steps
@@ -253,7 +254,7 @@ class _Runs:
         whole = split(start.model, start.opt.binding.trainable)
         # What no step changes is not repeated for each run.
         self._varies = Run(
-            whole.flags(start.model),
+            whole.flags,
             jax.tree.map(lambda _: True, start.opt),
             jax.tree.map(eqx.is_array, start.model_state),
         )
@@ -268,9 +269,8 @@ class _Runs:
 
             return jax.vmap(one)(inputs.varying)
 
-        def carried(inputs: SweepInputs) -> Any:
-            flags = jax.tree.map(lambda _: False, inputs)
-            return flags._replace(varying=jax.tree.map(lambda _: True, inputs.varying))
+        def carried(inputs: SweepInputs) -> Flags:
+            return {"varying": True}
 
         self._fixed = fixed
         self._program = Program(sweep_step, carried, donated=carried)

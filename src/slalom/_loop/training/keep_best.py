@@ -187,13 +187,7 @@ def _update(inputs: _UpdateInputs) -> tuple[list[Any], None]:
     return [*arrays, jnp.where(is_better, value, best), stale], None
 
 
-def _carried(inputs: _UpdateInputs) -> Any:
-    flags = jax.tree.map(lambda _: False, inputs)
-    changes = jax.tree.map(lambda _: True, inputs.best)
-    return flags._replace(best=changes, best_value=True, stale=True)
-
-
-_program = Program(_update, _carried)
+_program = Program(_update, lambda _: {"best": True, "best_value": True, "stale": True})
 
 
 def _kind(x: Any) -> str:

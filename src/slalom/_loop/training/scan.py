@@ -13,6 +13,7 @@ from ...tree import is_array
 from ...tree.packed import pack, unpack
 from ...tree.paths import dotted
 from ...tree.types import PyTree
+from ..programs.arguments import flagged
 from ..programs.compiled import carried
 from ..reports.describe import metrics
 from .batch import check_state, is_single_key
@@ -39,7 +40,7 @@ def scanned_steps(
         inputs = inputs._replace(scan=None, model_state=None)
         # The model's functions cannot be carried, so the leaves are.
         leaves, structure = jax.tree.flatten(inputs)
-        is_carried = jax.tree.leaves(carried(inputs))
+        is_carried = flagged(inputs, carried(inputs))
         given = {"args": inputs.args, "context": inputs.context, "kwargs": inputs.kwargs}
         per_step = _PerStep(given, scan["length"])
 

@@ -14,9 +14,9 @@ from ...tree.types import PyTree, Tracer, is_deleted
 from ..binding.loop_warnings import watch
 from ..binding.model import Model
 from ..binding.optimizer import Optimizer
-from ..binding.stepping import as_keywords, check_one_run
+from ..binding.stepping import as_keywords, check_guards, check_one_run
 from ..programs.arguments import as_tree, without_function
-from ..programs.compiled import carried, check_guards, homes
+from ..programs.compiled import carried, homes
 from ..programs.interrupts import HeldSignals
 from ..programs.program import Program
 from .gradient import TrainingInputs, training_step

@@ -153,7 +153,6 @@ def sampled(opt):
     return float(opt.sample_params(jnp.zeros(3))[0])
 
 
-@pytest.mark.filterwarnings("ignore:`opt.step` was called 3 times with the same model")
 @pytest.mark.parametrize("name", slow_except(SKIPPING, "if_finite"))
 def test_a_skipped_step_draws_another_sample_and_a_window_keeps_its_own(name):
     skip, rule = SKIPPING[name], sl.contrib.ivon(0.1, 10.0)

@@ -11,26 +11,30 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
+from ... import tree
+from ..._core.fields.schedule import AbstractSchedule
 from ..._core.protocol.loss import loss_of
+from ..._core.protocol.parts import transforms
 from ..._core.text.messages import warn
 from ...tree.paths import dotted
-from ...tree.types import PyTree, Tracer, under_jit
+from ...tree.types import PyTree, Tracer, is_deleted, under_jit
 
 _MOST_CALLS = 3
 
 
-def _never(x: Any) -> bool:
-    return False
+def _nothing() -> None:
+    return None
 
 
 class _LastCall(threading.local):
-    """The last call of `opt.step` in a thread: tests for its arguments and its results."""
+    """The last call of `opt.step` in a thread: references to its arguments and its results."""
 
-    got_model: Callable[[Any], bool] = staticmethod(_never)
-    got_count: Callable[[Any], bool] = staticmethod(_never)
-    returned_model: Callable[[Any], bool] = staticmethod(_never)
-    returned_count: Callable[[Any], bool] = staticmethod(_never)
+    got_model: Callable[[], Any] = staticmethod(_nothing)
+    got_count: Callable[[], Any] = staticmethod(_nothing)
+    returned_model: Callable[[], Any] = staticmethod(_nothing)
+    returned_count: Callable[[], Any] = staticmethod(_nothing)
     number: int = 1
     """The number of calls in a row that went on with one of the results and not with the other."""
 
@@ -38,22 +42,27 @@ class _LastCall(threading.local):
 _last_call = _LastCall()
 
 
-def watch_results(model: PyTree, count: Any, new_model: PyTree, new_count: Any) -> None:
+def watch_results(model: PyTree, opt: Any, new_model: PyTree, new_opt: Any) -> None:
     """Notes a call of `opt.step`, and warns if it is the third that went on with one result only.
 
     **Arguments:**
 
-    - `model`, `count`: what went in. The count stands for the optimizer.
-    - `new_model`, `new_count`: what came out.
+    - `model`, `opt`: what went in.
+    - `new_model`, `new_opt`: what came out.
     """
+    count, new_count = opt.arrays.count, new_opt.arrays.count  # they stand for the optimizers
     if isinstance(count, Tracer) or isinstance(new_count, Tracer):
         return
-    same_opt = _last_call.got_count(count) and _last_call.returned_model(model)
-    same_model = _last_call.got_model(model) and _last_call.returned_count(count)
+    before = _last_call.returned_model()
+    same_opt = _last_call.got_count() is count and before is model
+    same_model = _last_call.got_model() is model and _last_call.returned_count() is count
     _last_call.number = _last_call.number + 1 if same_opt or same_model else 1
-    _last_call.got_model, _last_call.got_count = _is(model), _is(count)
-    _last_call.returned_model, _last_call.returned_count = _is(new_model), _is(new_count)
+    _last_call.got_model, _last_call.got_count = _reference(model), weakref.ref(count)
+    _last_call.returned_model = _reference(new_model)
+    _last_call.returned_count = weakref.ref(new_count)
     if _last_call.number == _MOST_CALLS:
+        if _has_no_state(opt) if same_opt else _is_equal(before, model):
+            return
         lost = "optimizer, so its state" if same_opt else "model, so it"
         warn(
             f"`opt.step` was called {_MOST_CALLS} times with the same {lost} never changes. Assign "
@@ -61,13 +70,30 @@ def watch_results(model: PyTree, count: Any, new_model: PyTree, new_count: Any) 
         )
 
 
-def _is(x: Any) -> Callable[[Any], bool]:
-    """A function that says whether something is this object, which it does not keep alive."""
+def _reference(x: Any) -> Callable[[], Any]:
+    """Returns the object, which it does not keep alive."""
     try:
-        reference = weakref.ref(x)
+        return weakref.ref(x)
     except TypeError:  # a dict, whose id another one may get
-        return _never
-    return lambda other: reference() is other
+        return _nothing
+
+
+def _has_no_state(opt: Any) -> bool:
+    """Whether all steps of the optimizer are alike."""
+    is_schedule = lambda x: isinstance(x, AbstractSchedule)  # noqa: E731
+    numbers = jax.tree.leaves(opt.transform, is_leaf=is_schedule)
+    has_clock = any("step" in part.module.needs for part in transforms(opt.transform))
+    return not (jax.tree.leaves(opt.state) or any(map(is_schedule, numbers)) or has_clock)
+
+
+def _is_equal(before: PyTree, model: PyTree) -> bool:
+    """Whether the last step changed nothing, as inside a window of `.every_k`."""
+    pairs = zip(jax.tree.leaves(before), jax.tree.leaves(model), strict=False)
+    return before is not None and all(
+        x is y or (not (is_deleted(x) or is_deleted(y)) and bool(jnp.all(x == y)))
+        for x, y in pairs
+        if tree.is_array(x)
+    )
 
 
 def note_scale_is_read(binding: Any) -> None:

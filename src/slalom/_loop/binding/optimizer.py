@@ -171,8 +171,7 @@ class Optimizer(AbstractOptimizer):
         check_guards(self)
         keywords = _keywords(value, grad, value_fn, key, weight, per_param, extra)
         after, _ = compiled_step(StepInputs(grads, keywords, model, self))
-        counts = self.arrays.count, after.opt.arrays.count
-        watch_results(model, counts[0], after.model, counts[1])
+        watch_results(model, self, after.model, after.opt)
         return after.model, after.opt
 
     @_advise_positions

@@ -59,7 +59,9 @@ def register(state: type, to_names: Any, from_names: Any) -> None:
         return
 
     def to_dict(given: Any) -> dict[str, Any]:
-        return {name: _without_key(x) for name, x in to_names(given).items()}
+        # Flax writes no typed PRNG keys, but their numbers.
+        named = to_names(given).items()
+        return {name: jax.random.key_data(x) if is_key(x) else x for name, x in named}
 
     def from_dict(target: Any, saved: dict[str, Any]) -> Any:
         wanted = to_names(target)
@@ -74,11 +76,6 @@ def register(state: type, to_names: Any, from_names: Any) -> None:
         return from_names(target, {name: _like(x, saved[name]) for name, x in wanted.items()})
 
     serialization.register_serialization_state(state, to_dict, from_dict)
-
-
-def _without_key(x: Any) -> Any:
-    """Flax writes no typed PRNG keys, but their numbers."""
-    return jax.random.key_data(x) if is_key(x) else x
 
 
 def _like(target: Any, saved: Any) -> Any:

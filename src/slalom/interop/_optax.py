@@ -56,7 +56,10 @@ def injected(update: Function) -> dict[str, float]:
     if not _own_name(update).startswith("inject_hyperparams."):
         return {}
     # Only the function that initializes the state knows the initial values.
-    return {k: x for k, x in cells.get("numeric_hps", {}).items() if _is_real(x)}
+    numbers = cells.get("numeric_hps", {}).items()
+    # An int may be a count, such as the length of a history.
+    kinds = {k: getattr(getattr(x, "dtype", None), "kind", "") for k, x in numbers}
+    return {k: x for k, x in numbers if isinstance(x, float) or kinds[k] == "f"}
 
 
 def _own_name(function: Function) -> str:
@@ -64,11 +67,6 @@ def _own_name(function: Function) -> str:
     if isinstance(function, functools.partial):
         return _own_name(function.func)
     return getattr(function, "__qualname__", type(function).__qualname__)
-
-
-def _is_real(x: Any) -> bool:
-    # An int may be a count, such as the length of a history.
-    return isinstance(x, float) or getattr(getattr(x, "dtype", None), "kind", "") == "f"
 
 
 def _all(update: Function) -> Iterator[Function]:

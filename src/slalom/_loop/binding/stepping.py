@@ -26,6 +26,7 @@ from ...tree.types import Params, PyTree, Tracer, is_deleted, is_function
 from ...wrappers.scope.forms import joined
 from ..programs.arguments import as_tree
 from ..reports.transform_checks import warn_of_ascent
+from ..sharding.placement import constrained
 from .loop_warnings import warn_of_capture
 from .model import Split, check_bound
 
@@ -79,7 +80,8 @@ def advance(
     if sharding is not None and sharding.axis is None:
         sharding = None  # the state is where its parameters are, and so is all between
     if sharding is not None and not per_example:
-        grads = sharding.constrain_grads(grads)
+        # Reduced only to the shard that updates the state.
+        grads = constrained(grads, sharding.grads)
     context = _context(transform, count, model, grads, dict(keywords), in_training_step)
     context = context.replace(gathered=gathered, shardings=places)
     _check_shapes(transform, state, params)
@@ -95,7 +97,8 @@ def advance(
         raise
     result = tree.cast_like(result, params)
     if sharding is not None:
-        return sharding.constrain_params(result), sharding.constrain_state(new_leaves)
+        result = constrained(result, sharding.params)
+        new_leaves = constrained(new_leaves, sharding.state)
     return result, new_leaves
 
 

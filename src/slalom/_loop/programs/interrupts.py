@@ -51,24 +51,22 @@ class HeldSignals:
         """The signals that wait, with the frames that they came in."""
 
     def __enter__(self) -> "HeldSignals":
-        if threading.get_ident() == _MAIN.ident:
-            try:
-                self._hold()
-            except BaseException:  # of a handler that does not wait yet
-                self._restore()
-                raise
+        if threading.get_ident() != _MAIN.ident:
+            return self
+        try:
+            for number in _SIGNALS:
+                handler = _c.getsignal(number)
+                # Otherwise the signal is ignored, ends the process, or is not Python's.
+                if callable(handler):
+                    self._handlers[number] = handler
+                    _c.signal(number, self._handle)
+        except BaseException:  # of a handler that does not wait yet
+            self._restore()
+            raise
         return self
 
     def __exit__(self, *error: object) -> None:
         self._restore()
-
-    def _hold(self) -> None:
-        for number in _SIGNALS:
-            handler = _c.getsignal(number)
-            # Otherwise the signal is ignored, ends the process, or is not Python's.
-            if callable(handler):
-                self._handlers[number] = handler
-                _c.signal(number, self._handle)
 
     def _restore(self) -> None:
         for number, handler in self._handlers.items():
@@ -85,11 +83,6 @@ class HeldSignals:
         if _c.getsignal(number) is handler:  # it may have installed another one
             _c.signal(number, self._handle)
 
-    def let_through(self) -> None:
-        """Lets signals through, since a program is about to be compiled."""
-        self._is_compiling = True
-        self.deliver()
-
     def deliver(self) -> None:
         """Calls the handlers of the signals that wait, all of them, even if some raise."""
         while self.waiting:
@@ -101,11 +94,12 @@ class HeldSignals:
 
 
 def compiling() -> None:
-    """Called when tracing of a program starts, before it is compiled."""
+    """Lets signals through. Called when tracing of a program starts, before it is compiled."""
     if threading.get_ident() != _MAIN.ident:
         return
     for number in _SIGNALS:
         held = getattr(_c.getsignal(number), "__self__", None)
         if isinstance(held, HeldSignals):
-            held.let_through()
+            held._is_compiling = True
+            held.deliver()
             return

@@ -1,5 +1,6 @@
 """Transfers a state to another transform or model."""
 
+import operator
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -207,20 +208,17 @@ def _origins(before: Side, after: Side) -> dict[int, int]:
     """The old leaf whose value each new leaf would take, if there is one."""
     aged = {slot.node for slot in after.places if slot.mark == PER_LEAF}
 
-    def by_path(slot: Slot) -> Hashable:
-        return slot.rule, slot.name
+    def momentum(slot: Slot) -> Hashable:
+        return slot.local if slot.field == "mu" else None
 
-    def by_rule(slot: Slot) -> Hashable:
-        return slot.rule, slot.local
-
-    def by_momentum(slot: Slot) -> Hashable:
-        return slot.local if slot.field == "mu" and slot.node not in aged else None
+    def unaged_momentum(slot: Slot) -> Hashable:
+        return None if slot.node in aged else momentum(slot)
 
     origins: dict[int, int] = {}
-    keys: tuple[Callable[[Slot], Hashable], ...] = (by_path, by_rule)
-    for key in keys:
+    for fields in (("rule", "name"), ("rule", "local")):
+        key = operator.attrgetter(*fields)
         _pair_up(key, key, before, after, origins)
-    _pair_up(lambda s: s.local if s.field == "mu" else None, by_momentum, before, after, origins)
+    _pair_up(momentum, unaged_momentum, before, after, origins)
     return origins
 
 

@@ -137,18 +137,6 @@ class StateSharding(NamedTuple):
         pairs = zip(self.grads, self.params, strict=True)
         return tuple(param if grad is None else grad for grad, param in pairs)
 
-    def constrain_grads(self, grads: PyTree) -> PyTree:
-        """Gradients that are reduced only to the shard that updates the state."""
-        return _constrained(grads, self.grads)
-
-    def constrain_params(self, params: PyTree) -> PyTree:
-        """New parameters, or updates, with the sharding of the parameters."""
-        return _constrained(params, self.params)
-
-    def constrain_state(self, arrays: list[Any]) -> list[Any]:
-        """New state with the sharding of the old one."""
-        return _constrained(arrays, self.state)
-
 
 def remembered(state: Iterable[Any], params: PyTree) -> StateSharding | None:
     """The current shardings of these arrays and parameters; `None` without a mesh with automatic
@@ -161,7 +149,8 @@ def remembered(state: Iterable[Any], params: PyTree) -> StateSharding | None:
     return StateSharding(mesh, None, own, homes, (None,) * len(homes))
 
 
-def _constrained(arrays: PyTree, shardings: tuple[NamedSharding | None, ...]) -> PyTree:
+def constrained(arrays: PyTree, shardings: tuple[NamedSharding | None, ...]) -> PyTree:
+    """Traced arrays with these shardings."""
     leaves, structure = jax.tree.flatten(arrays)
     if jax.sharding.get_abstract_mesh().manual_axes:
         return arrays  # inside a `shard_map`, where each device has its own part

@@ -112,14 +112,6 @@ class Batch(NamedTuple):
         rows = (Role.ROWS, Role.EXAMPLE_KEYS)
         return [x for x, role in zip(self.leaves, self.roles, strict=True) if role in rows]
 
-    def with_key_per_part(self, number: int) -> "Batch":
-        """The batch with its PRNG keys split into one for each part."""
-        return self._with_keys(number, Role.PART_KEYS)
-
-    def with_key_per_example(self) -> "Batch":
-        """The batch with its PRNG keys split into one for each example."""
-        return self._with_keys(self.size, Role.EXAMPLE_KEYS)
-
     def microbatch(self, i: Int[Array, ""], number: int) -> "Batch":
         """Part i of `number`: the examples i, i + number, i + 2·number, …
 
@@ -150,7 +142,8 @@ class Batch(NamedTuple):
 
         return self._replace(leaves=list(map(entry, self.leaves, self.roles)), sizes=(1,))
 
-    def _with_keys(self, number: int, role: Role) -> "Batch":
+    def with_keys(self, number: int, role: Role) -> "Batch":
+        """The batch with each PRNG key split into this number of keys, which have a role."""
         keys = [r is Role.KEY for r in self.roles]
         return self._replace(
             leaves=[
@@ -165,13 +158,6 @@ _NO_BATCH = (
     "There are no arrays among the arguments after `opt` to divide into {parts}. Pass the batch to "
     "the step: `step(model, opt, x, y)`."
 )
-
-
-def _without_arrays(name: str, parts: str) -> str:
-    return (
-        f"The argument '{name}' contains no arrays, so it cannot be divided into {parts}. Remove "
-        "it from `batch_args`."
-    )
 
 
 def batch_of(
@@ -205,7 +191,11 @@ def batch_of(
                 "`batch_args`."
             )
         axes = jax.tree.leaves(loss_fn.axes(args, kwargs))
-    in_states = _in_states((args, kwargs))
+    in_states = jax.tree.leaves(
+        jax.tree.map(
+            lambda x: jax.tree.map(lambda _: is_state(x), x), (args, kwargs), is_leaf=is_state
+        )
+    )
     roles = []
     sizes: dict[str, tuple[int, str]] = {}
     for i, ((_, key, *rest), x) in enumerate(leaves):
@@ -234,19 +224,14 @@ def batch_of(
             )
     for key in keys if batch_args is not None else ():
         if not any(map(is_array, jax.tree.leaves(passed[key]))):
-            raise TypeError(_without_arrays(_name(key, names), parts))
+            raise TypeError(
+                f"The argument '{_name(key, names)}' contains no arrays, so it cannot be divided "
+                f"into {parts}. Remove it from `batch_args`."
+            )
     if not sizes:
         raise TypeError(_NO_BATCH.format(parts=parts))
     different = tuple(dict.fromkeys(size for size, _ in sizes.values()))
     return Batch([x for _, x in leaves], structure, tuple(roles), different)
-
-
-def _in_states(arguments: Arguments) -> list[bool]:
-    """Whether each leaf belongs to an `eqx.nn.State`."""
-    flags = jax.tree.map(
-        lambda x: jax.tree.map(lambda _: is_state(x), x), arguments, is_leaf=is_state
-    )
-    return jax.tree.leaves(flags)
 
 
 def _role(x: Any, holds_batch: bool) -> Role:

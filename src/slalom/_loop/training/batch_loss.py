@@ -71,16 +71,12 @@ class BatchLoss(NamedTuple):
 
         def scaled_loss(trained: list[Array]) -> tuple[Scalar, PyTree]:
             result = self.evaluate(self.model.join(trained), arguments)
-            return self._scaled(result.loss), pack(result)
+            loss, dtype = result.loss, accumulation_dtype(result.loss.dtype)
+            if self.scale is not None:
+                loss = cast(loss, dtype) * cast(self.scale, dtype)
+            return loss, pack(result)
 
         return jax.grad(scaled_loss, has_aux=True)(self.trained)
-
-    def _scaled(self, loss: Scalar) -> Scalar:
-        """The function to differentiate."""
-        if self.scale is None:
-            return loss
-        dtype = accumulation_dtype(loss.dtype)
-        return cast(loss, dtype) * cast(self.scale, dtype)
 
     def over_batch(
         self, function: LossGradient, like: list[Array]

@@ -26,6 +26,7 @@ from ..binding.optimizer import Optimizer
 from ..binding.stepping import advance, sampled_params
 from ..programs.arguments import with_function
 from ..residual_losses import AbstractCurvatureLoss, linearized, residual_loss
+from .batch import Role
 from .batch_loss import BatchLoss
 from .loss import (
     LossResult,
@@ -322,7 +323,8 @@ def _per_example_gradient(batch_loss: BatchLoss, part: Part) -> Gradient:
             f"{type(link).__name__} needs the per-example gradients of the whole batch. To use "
             "microbatches, let it subclass `sl.AbstractPerExampleTransform`, which gathers sums."
         )
-    batch = batch_loss.divided("examples").with_key_per_example()
+    batch = batch_loss.divided("examples")
+    batch = batch.with_keys(batch.size, Role.EXAMPLE_KEYS)
     if options.microbatches is None or not gathers:
         stacked, result = map_examples(batch_loss.differentiate, batch)
         means = [jnp.mean(g, axis=0) for g in stacked]

@@ -15,7 +15,7 @@ from ...tree.dtypes import canonical_float
 from ...tree.packed import pack, unpack
 from ...tree.types import Params, PyTree, Scalar, Updates
 from ..binding.model import strong
-from .batch import PLACE, Arguments, Batch, check_state, states_of, with_states
+from .batch import PLACE, Arguments, Batch, Role, check_state, states_of, with_states
 
 LossGradient: TypeAlias = Callable[[Arguments], tuple[list[Array], PyTree]]
 """Maps the arguments of a loss to the leaves of its gradient and a packed `LossResult`."""
@@ -231,7 +231,7 @@ def scan_microbatches(
         "`has_weight=True`"
     )
     _check_divides(batch, number, advice)
-    batch = batch.with_key_per_part(number)
+    batch = batch.with_keys(number, Role.PART_KEYS)
 
     def body(carry: Any, i: Any) -> Any:
         total, means, states = carry

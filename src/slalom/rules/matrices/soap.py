@@ -216,9 +216,12 @@ class ScaleBySoap(AbstractInEigenbasis[ScaleBySoapState]):
             leaf.basis, leaf.statistics, leaf.rotated_mu, refreshed_eigenvectors
         )
         nu = tree.after(leaf.rotated_nu, leaf.basis[-1:])
-        rows, columns = by_side(nu.shape, self.max_size, orders)
-        nu = nu if rows is None else nu[rows]
-        leaf.rotated_nu = nu if columns is None else nu[:, columns]
+        rows, columns = (
+            jnp.arange(size) if order is None else order
+            for size, order in zip(nu.shape, by_side(nu.shape, self.max_size, orders), strict=True)
+        )
+        # By one gather: of two, XLA makes an invalid program where a mesh divides both sides.
+        leaf.rotated_nu = nu[rows[:, None], columns]
 
     def advance(self, g, leaf):
         g = bounded_entries(g)

@@ -19,6 +19,7 @@ from ._core.fields.keys import AbstractKeyed, key_field
 from ._core.protocol.context import Context
 from ._core.protocol.parts import AbstractDeclared
 from .tree.dtypes import canonical_float
+from .tree.types import PyTree
 
 
 class Terms(eqx.Module):
@@ -45,7 +46,7 @@ class AbstractCombination(AbstractDeclared):
     uses_gram: ClassVar[bool] = True
     """Whether the weights depend on the gradients. If not, one backward pass is enough."""
 
-    def init(self, number: int) -> Any:
+    def init(self, number: int) -> PyTree:
         """The state for a number of terms."""
         del number
         return None
@@ -56,7 +57,7 @@ class AbstractCombination(AbstractDeclared):
 
     @abc.abstractmethod
     def weigh(
-        self, now: SimpleNamespace, terms: Terms, state: Any
+        self, now: SimpleNamespace, terms: Terms, state: PyTree
     ) -> tuple[Float[Array, " terms"], Any]:
         """The weights of a step.
 
@@ -70,12 +71,12 @@ class AbstractCombination(AbstractDeclared):
         """
 
     def at_step(
-        self, terms: Terms, state: Any, context: Context | None
+        self, terms: Terms, state: PyTree, context: Context | None
     ) -> tuple[Float[Array, " terms"], Any]:
         """As `weigh`, with the hyperparameters of the step, all in the dtype of the losses."""
         dtype = terms.losses.dtype
 
-        def cast(x: Any) -> Any:
+        def cast(x: PyTree) -> PyTree:
             return jnp.asarray(x, dtype) if jnp.issubdtype(jnp.result_type(x), jnp.inexact) else x
 
         numbers = read_numbers(self, context)
@@ -91,7 +92,7 @@ def normalized(gram: Float[Array, "terms terms"]) -> Float[Array, "terms terms"]
     return gram / jnp.where(trace == 0, 1, trace)
 
 
-def _as_weights(weights: Any) -> Any:
+def _as_weights(weights: object) -> Any:
     if isinstance(weights, dict):
         raise TypeError(
             "Fixed.weights must be numbers in the order of the terms, such as `[1.0, 0.1]`, got a "
@@ -121,7 +122,7 @@ class Fixed(AbstractCombination):
             )
 
     def weigh(
-        self, now: SimpleNamespace, terms: Terms, state: Any
+        self, now: SimpleNamespace, terms: Terms, state: PyTree
     ) -> tuple[Float[Array, " terms"], Any]:
         return self.weights, state
 
@@ -220,7 +221,7 @@ class UPGrad(AbstractCombination):
     regularization: fields.Number = fields.hyperparameter(1e-4, within="(0, inf)")
 
     def weigh(
-        self, now: SimpleNamespace, terms: Terms, state: Any
+        self, now: SimpleNamespace, terms: Terms, state: PyTree
     ) -> tuple[Float[Array, " terms"], Any]:
         assert terms.gram is not None
         gram = normalized(terms.gram)
@@ -254,7 +255,7 @@ class MGDA(AbstractCombination):
     max_steps: int = fields.count_field(100)
 
     def weigh(
-        self, now: SimpleNamespace, terms: Terms, state: Any
+        self, now: SimpleNamespace, terms: Terms, state: PyTree
     ) -> tuple[Float[Array, " terms"], Any]:
         gram = terms.gram
         assert gram is not None
@@ -262,7 +263,7 @@ class MGDA(AbstractCombination):
         # A common factor changes nothing, and squares may overflow.
         gram = normalized(gram)
 
-        def improve(carry: Any) -> Any:
+        def improve(carry: tuple[Array, ...]) -> tuple[Array, ...]:
             n, weights, _ = carry
             products = gram @ weights
             nearest = jnp.argmin(products)
@@ -273,7 +274,7 @@ class MGDA(AbstractCombination):
             corner = jnp.arange(number) == nearest
             return n + 1, (1 - share) * weights + jnp.where(corner, share, 0), share
 
-        def goes_on(carry: Any) -> Any:
+        def goes_on(carry: tuple[Array, ...]) -> Array:
             n, _, share = carry
             return (n < self.max_steps) & (share >= now.tol)
 
@@ -347,7 +348,7 @@ def _nonnegative_minimum(
         solved = jnp.linalg.solve(jnp.where(both, matrix, eye), jnp.where(free, -linear, 0))
         return jnp.where(free, solved, 0)
 
-    def improve(carry: Any) -> Any:
+    def improve(carry: tuple[Array, ...]) -> tuple[Array, ...]:
         n, z, free, _ = carry
         target = minimum_on(free)
         outside = free & (target <= 0)
@@ -364,7 +365,7 @@ def _nonnegative_minimum(
         free = jnp.where(is_inside, more, free & ~blocked)
         return n + 1, jnp.where(free | is_inside, moved, 0), free, is_inside & ~descends
 
-    def goes_on(carry: Any) -> Any:
+    def goes_on(carry: tuple[Array, ...]) -> Array:
         n, _, _, done = carry
         return ~done & (n < 10 * number)
 

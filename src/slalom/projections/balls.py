@@ -237,7 +237,7 @@ def _to_simplex(x: PyTree, scale: Scalar) -> PyTree:
     # lost to rounding in the sum.
     below = [tree.cast(leaf, dtype) - top for leaf in leaves]
 
-    def threshold(below: list[Array], last: Any) -> tuple[Array, Array]:
+    def threshold(below: list[Array], last: Array) -> tuple[Array, Array]:
         """The τ for the entries above the last one, and how many these are."""
         total, number = jnp.zeros((), dtype), jnp.zeros((), dtype)
         for y in below:
@@ -250,7 +250,7 @@ def _to_simplex(x: PyTree, scale: Scalar) -> PyTree:
     # right when it does not.
     fixed = jax.lax.stop_gradient(below)
 
-    def step(carry: Any) -> Any:
+    def step(carry: Any) -> tuple[Array, ...]:
         last, number, _ = carry
         return (*threshold(fixed, last), number)
 

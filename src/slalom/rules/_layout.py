@@ -25,7 +25,7 @@ from ..where.selectors import path as path_, type as type_
 # --- matrices -------------------------------------------------------------------------------
 
 
-def matrices_as_text(rule: Any, params: Params) -> tuple[str | None, ...]:
+def matrices_as_text(rule: object, params: Params) -> tuple[str | None, ...]:
     """The matrices of each leaf for `opt.describe`, such as `"12 of 64 × 32"`."""
     found = matrices_or_none(rule, params)
     return tuple(None if matrix is None else str(matrix) for matrix in found)
@@ -40,7 +40,7 @@ def _layouts(rule: Any, params: Params) -> tuple[Layout, ...]:
 _SCALES = "original", "spectral", "match_rms_adamw", None
 
 
-def check_scale(name: str, given: Any) -> None:
+def check_scale(name: str, given: object) -> None:
     """Raises `ValueError` for a scale that `scale_of` does not know."""
     if given not in _SCALES:
         names = ", ".join(map(repr, _SCALES))
@@ -66,7 +66,7 @@ def scale_of(scale: str | None, rows: int, columns: int, rank: int | None = None
 # --- units and factors ----------------------------------------------------------------------
 
 
-def unit_axes(rule: Any, params: Params) -> tuple[tuple[int, ...], ...]:
+def unit_axes(rule: object, params: Params) -> tuple[tuple[int, ...], ...]:
     """For each leaf the axes along which its numbers belong to one unit.
 
     **Arguments:**
@@ -77,7 +77,7 @@ def unit_axes(rule: Any, params: Params) -> tuple[tuple[int, ...], ...]:
     return tuple(layout.unit or () for layout in _known(rule, params, "units"))
 
 
-def columns(rule: Any, params: Params) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+def columns(rule: object, params: Params) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
     """For each leaf a shape and its axes along which the numbers belong to one input.
 
     It is the shape of the leaf, but with an axis for the groups of a convolution. Arguments as in
@@ -93,7 +93,7 @@ def columns(rule: Any, params: Params) -> tuple[tuple[tuple[int, ...], tuple[int
     return tuple(found)
 
 
-def row_axes(rule: Any, params: Params) -> tuple[tuple[int, ...], ...]:
+def row_axes(rule: object, params: Params) -> tuple[tuple[int, ...], ...]:
     """For each leaf the axes along which its numbers belong to one output, or to one token.
 
     None where there is only one number. If the layout is unknown, all axes but the first.
@@ -109,7 +109,7 @@ def row_axes(rule: Any, params: Params) -> tuple[tuple[int, ...], ...]:
     return tuple(found)
 
 
-def inputs(rule: Any, params: Params) -> tuple[int, ...]:
+def inputs(rule: object, params: Params) -> tuple[int, ...]:
     """For each leaf the number of inputs, which is 1 for a vector; as in `unit_axes`."""
     found = []
     for layout in _known(rule, params, "inputs"):
@@ -119,7 +119,7 @@ def inputs(rule: Any, params: Params) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _known(rule: Any, params: Params, what: str) -> tuple[Layout, ...]:
+def _known(rule: object, params: Params, what: str) -> tuple[Layout, ...]:
     """The layouts, none of which is unknown."""
     who, found = type(rule).__name__, _layouts(rule, params)
     for path, layout in zip(leaf_paths(params), found, strict=True):
@@ -134,7 +134,7 @@ def _known(rule: Any, params: Params, what: str) -> tuple[Layout, ...]:
     return found
 
 
-def warn_guessed(rule: Any, params: Params) -> None:
+def warn_guessed(rule: object, params: Params) -> None:
     """Warns about modules whose layout the rule has to guess."""
     who = type(rule).__name__
     for path, layout in zip(leaf_paths(params), _layouts(rule, params), strict=True):
@@ -151,7 +151,9 @@ def warn_guessed(rule: Any, params: Params) -> None:
             )
 
 
-def factored_axes(rule: Any, params: Params, min_size: int) -> tuple[tuple[int, int] | None, ...]:
+def factored_axes(
+    rule: object, params: Params, min_size: int
+) -> tuple[tuple[int, int] | None, ...]:
     """For each leaf the two axes to factor, or `None` if one is too short.
 
     They are axes of outputs and inputs, and the two longest axes where the layout is guessed.

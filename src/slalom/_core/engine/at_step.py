@@ -2,13 +2,15 @@
 
 from collections.abc import Iterable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
+
+_Rule = TypeVar("_Rule")
 
 STEP = "_numbers"
 """The attribute that holds the numbers of a rule at a step."""
 
 
-def at_step(rule: Any, numbers: dict[str, Any]) -> Any:
+def at_step(rule: _Rule, numbers: dict[str, Any]) -> _Rule:
     """A copy of a rule with the numbers of one step, to which phases may assign others.
 
     **Arguments:**
@@ -21,7 +23,7 @@ def at_step(rule: Any, numbers: dict[str, Any]) -> Any:
     return here
 
 
-def numbers_at(rule: Any) -> dict[str, Any]:
+def numbers_at(rule: object) -> dict[str, Any]:
     """The numbers of a rule at a step, by name."""
     return vars(rule)[STEP]
 
@@ -29,7 +31,7 @@ def numbers_at(rule: Any) -> dict[str, Any]:
 class Fields(SimpleNamespace):
     """The fields of a state that a phase reads and assigns."""
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name not in vars(self):
             raise AttributeError(_no_field(name, vars(self)))
         vars(self)[name] = value

@@ -15,13 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree, UInt32
 
+from ..._core.protocol.context import Context
 from ...tree.dtypes import accumulation_dtype, cast, cast_like, real_dtype
 from ...tree.leaves import false_after, map_leaves, once_known, scale
 from ...tree.paths import CodeKey, check_same_structure, dotted, leaf_paths
 from ...tree.rounding import hashed, scramble
 from ...tree.sharding import placed_like, reshaped
 from ...tree.tracing import as_arguments
-from ...tree.types import under_jit
+from ...tree.types import Scalar, Step, under_jit
 
 _SHORT = 32
 """The length from which the last axis of an array is long enough for blocks."""
@@ -128,7 +129,7 @@ jax.tree_util.register_pytree_with_keys(
 )
 
 
-def is_encoded(x: Any) -> TypeGuard[Encoded]:
+def is_encoded(x: object) -> TypeGuard[Encoded]:
     """Whether this is an encoded leaf."""
     return isinstance(x, Encoded)
 
@@ -151,7 +152,7 @@ class _Product:
 _PRODUCT = _Product()
 
 
-def scaled(tree: PyTree, factor: Any) -> PyTree:
+def scaled(tree: PyTree, factor: Scalar) -> PyTree:
     """A tree of arrays times a number, which are multiplied where the products are read."""
 
     def at_leaf(x: Array) -> Any:
@@ -166,7 +167,7 @@ def scaled(tree: PyTree, factor: Any) -> PyTree:
 def for_sums(leaves: list[Any]) -> list[Any]:
     """The same leaves, whose products share nothing with other uses of them or with each other."""
 
-    def is_product(x: Any) -> bool:
+    def is_product(x: object) -> bool:
         return is_encoded(x) and x.codec is _PRODUCT
 
     factors = [x.arrays["factor"] for x in leaves if is_product(x)]
@@ -193,7 +194,7 @@ def encoded_as(before: PyTree, fresh: PyTree) -> PyTree:
     """A fresh state in the codecs of the one before."""
     like, structure = jax.tree.flatten(before, is_leaf=is_encoded)
 
-    def again(e: Any, x: Any) -> Any:
+    def again(e: object, x: PyTree) -> PyTree:
         if not is_encoded(e) or is_encoded(x):
             return x
         return encoded_form(x, e.codec, e.nonnegative).encode(x)
@@ -206,7 +207,7 @@ def encoded_form(x: Any, codec: Any, nonnegative: bool) -> Encoded:
     return Encoded({}, codec, np.shape(x), np.dtype(x.dtype), nonnegative)
 
 
-def _nothing(_: Any) -> bool:
+def _nothing(_: object) -> bool:
     return False
 
 
@@ -222,7 +223,7 @@ def decoded(tree: PyTree, kept: Callable[[Any], bool] = _nothing) -> PyTree:
 def encoded_again(
     before: PyTree,
     after: PyTree,
-    clock: Any,
+    clock: Step | None,
     name: str = "",
     kept: Callable[[Any], bool] = _nothing,
 ) -> PyTree:
@@ -243,7 +244,7 @@ def encoded_again(
     coded = [name for name, (_, old) in zip(names, named, strict=True) if is_encoded(old)]
     seeds = seeds_of(coded, clock)
 
-    def again(name: str, old: Any, x: Any) -> Any:
+    def again(name: str, old: Any, x: PyTree) -> PyTree:
         return old.encode(x, seeds[name]) if name in seeds else x
 
     triples = zip(names, named, structure.flatten_up_to(after), strict=True)
@@ -253,7 +254,7 @@ def encoded_again(
 def as_if_decoded(updates: PyTree) -> PyTree:
     """A tree with the structure, shapes and dtypes of the decoded one, for checks."""
 
-    def like(x: Any) -> Any:
+    def like(x: PyTree) -> PyTree:
         return np.broadcast_to(np.zeros((), x.dtype), x.shape) if is_encoded(x) else x
 
     return jax.tree.map(like, updates, is_leaf=is_encoded)
@@ -269,7 +270,9 @@ def shapes_of(updates: PyTree) -> PyTree:
 # --- one leaf after the other ---------------------------------------------------------------
 
 
-def decoded_leaf(x: Any, like: Array | None = None, signal: Bool[Array, ""] | None = None) -> Any:
+def decoded_leaf(
+    x: PyTree, like: Array | None = None, signal: Bool[Array, ""] | None = None
+) -> PyTree:
     """A leaf as an array.
 
     **Arguments:**
@@ -321,7 +324,7 @@ def advance_tree(
     old: PyTree,
     new: PyTree,
     now: SimpleNamespace,
-    context: Any,
+    context: Context | None,
     name: str,
 ) -> PyTree:
     """New values of a tree that a wrapper keeps, stored as the old ones.
@@ -338,7 +341,7 @@ def advance_tree(
     check_same_structure(tuple(map(as_if_decoded, (old, new))))
     leaves, structure = jax.tree.flatten(old, is_leaf=is_encoded)
 
-    def at_leaf(numbers: Any, a: Any, g: Any, seed: Any, signal: Any) -> Any:
+    def at_leaf(numbers: dict[str, Any], a: PyTree, g: Array, seed: Any, signal: Any) -> PyTree:
         values = (decoded_leaf(a, g, signal), g)
         return stored_like(a, map_leaves(rule, values, SimpleNamespace(**numbers)), seed)[0]
 

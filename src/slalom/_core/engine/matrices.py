@@ -91,7 +91,7 @@ def stack_groups(stacks: Sequence[PyTree]) -> Iterator[StackGroup]:
 # --- which matrices ---------------------------------------------------------------------------
 
 
-def matrices(rule: Any, params: Params) -> tuple[Matrix, ...]:
+def matrices(rule: object, params: Params) -> tuple[Matrix, ...]:
     """The layout of each leaf as matrices, in order.
 
     **Arguments:**
@@ -109,7 +109,7 @@ def matrices(rule: Any, params: Params) -> tuple[Matrix, ...]:
     return tuple(layout.matrix for layout in found if layout.matrix is not None)
 
 
-def layouts_in_blocks(rule: Any, params: Params) -> tuple[Layout, ...]:
+def layouts_in_blocks(rule: object, params: Params) -> tuple[Layout, ...]:
     """The layout of each leaf, for a rule that takes each of its `blocks` as a matrix.
 
     **Raises:** `ValueError` for a leaf that is not a matrix of a layer.
@@ -119,7 +119,7 @@ def layouts_in_blocks(rule: Any, params: Params) -> tuple[Layout, ...]:
     return found
 
 
-def _check_matrices(rule: Any, params: Params, found: Sequence[Layout]) -> None:
+def _check_matrices(rule: object, params: Params, found: Sequence[Layout]) -> None:
     for path, layout in zip(leaf_paths(params), found, strict=True):
         if layout.matrix is None:
             raise ValueError(_not_a_matrix(type(rule), path, layout))
@@ -136,7 +136,7 @@ def refuse_unequal(who: str, params: Params, found: Sequence[Layout]) -> None:
             )
 
 
-def matrices_or_none(rule: Any, params: Params) -> tuple[Matrix | None, ...]:
+def matrices_or_none(rule: object, params: Params) -> tuple[Matrix | None, ...]:
     """The layout of each leaf as matrices, in order; `None` for leaves that are no matrix of a
     layer."""
     return tuple(layout.matrix for layout in layouts(params, getattr(rule, "layout", None)))
@@ -177,7 +177,7 @@ def _not_a_matrix(rule: type, path: str, layout: Layout) -> str:
     )
 
 
-def on_automatic_axes(function: Callable[..., Any], like: PyTree, *given: Any) -> Any:
+def on_automatic_axes(function: Callable[..., Any], like: PyTree, *given: PyTree) -> PyTree:
     """`function(*given)`, where explicit axes of a mesh are automatic.
 
     The products of a rule for matrices would be refused on explicit axes, because the shardings of
@@ -197,7 +197,7 @@ def on_automatic_axes(function: Callable[..., Any], like: PyTree, *given: Any) -
     places = jax.tree.map(lambda x: jax.NamedSharding(meshes[0], jax.typeof(x).sharding.spec), like)
     arrays, static = eqx.partition(given, eqx.is_array)
 
-    def run(arrays: PyTree) -> Any:
+    def run(arrays: PyTree) -> PyTree:
         return function(*eqx.combine(arrays, static))
 
     return jax.sharding.auto_axes(run, out_sharding=places)(arrays)
@@ -219,7 +219,7 @@ class Seen(NamedTuple):
 class OneByOne:
     """A rule for matrices as one for leaves: its phases run at each matrix of a leaf."""
 
-    def __init__(self, rule: Any, state: Any):
+    def __init__(self, rule: Any, state: PyTree):
         self.rule = rule
         self.matrix: Matrix = rule.plan
         self.like_params = params_like_fields(state)
@@ -244,7 +244,7 @@ class OneByOne:
         alike = {name: jnp.full(self.matrix.batch, x) for name, x in numbers.items()}
         return Seen(self.matrix.read(g), self.read(fields), arrays | alike)
 
-    def advance(self, g: Array, leaf: Any) -> None:
+    def advance(self, g: Array, leaf: Fields) -> None:
         """As `AbstractRule.advance`."""
         if g.size == 0:
             return
@@ -258,15 +258,15 @@ class OneByOne:
         for name, x in self.written(new).items():
             setattr(leaf, name, x)
 
-    def measure(self, g: Array, leaf: Any) -> dict[str, Any]:
+    def measure(self, g: Array, leaf: Fields) -> dict[str, Any]:
         """As `AbstractRule.measure`: the sums over the matrices of a leaf."""
         return self._summed("measure", g, leaf)
 
-    def reduce(self, g: Array, leaf: Any) -> dict[str, Any]:
+    def reduce(self, g: Array, leaf: Fields) -> dict[str, Any]:
         """As `AbstractRule.reduce`."""
         return self._summed("reduce", g, leaf)
 
-    def _summed(self, phase: str, g: Array, leaf: Any) -> dict[str, Any]:
+    def _summed(self, phase: str, g: Array, leaf: Fields) -> dict[str, Any]:
         found = self._each(lambda rule, g, leaf: getattr(rule, phase)(g, leaf), g, leaf)
         return {
             # The norm is that of all matrices of the leaf.
@@ -274,17 +274,17 @@ class OneByOne:
             for name, x in found.items()
         }
 
-    def direction(self, g: Array, leaf: Any) -> Array:
+    def direction(self, g: Array, leaf: Fields) -> Array:
         """As `AbstractRule.direction`."""
         if g.size == 0:
             return g
         return self.matrix.write(self._each(lambda rule, g, leaf: rule.direction(g, leaf), g, leaf))
 
-    def _each(self, phase: Callable[[Any, Array, Fields], Any], g: Array, leaf: Any) -> Any:
+    def _each(self, phase: Callable[[Any, Array, Fields], Any], g: Array, leaf: Fields) -> PyTree:
         """`phase(rule, g, leaf)` at each matrix."""
         arrays, numbers = self._numbers()
 
-        def one(arrays: dict[str, Any], g: Array, fields: dict[str, Any]) -> Any:
+        def one(arrays: dict[str, Any], g: Array, fields: dict[str, Any]) -> PyTree:
             return phase(at_step(self.rule, numbers | arrays), g, Fields(**fields))
 
         # Also for one matrix: without its axis, XLA keeps copies of the gradients.
@@ -305,13 +305,13 @@ def _changes(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     return {name: x for name, x in new.items() if name not in old or x is not old[name]}
 
 
-def _of_single(function: Callable[..., Any], *stacks: Any) -> Any:
+def _of_single(function: Callable[..., Any], *stacks: PyTree) -> PyTree:
     """A function of one matrix, at a stack of one."""
     result = function(*jax.tree.map(lambda x: x[0], stacks))
     return jax.tree.map(lambda x: x[None], result)
 
 
-def of_matrices(function: Callable[..., Any], stack: PyTree) -> Any:
+def of_matrices(function: Callable[..., Any], stack: PyTree) -> PyTree:
     """`function(matrix)` for each matrix of a stack: small ones at once, large ones in turn.
 
     **Arguments:**

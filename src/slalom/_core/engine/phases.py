@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Bool, PyTree
 
 from ... import tree
 from ...tree.dtypes import accumulation_dtype, cast, in_precision_of, real_dtype
@@ -79,7 +79,7 @@ class Sums:
 @contextlib.contextmanager
 def at_leaf(
     part: Part,
-    plan: Any,
+    plan: object,
     numbers: dict[str, Any],
     u: Array,
     others: dict[str, Array],
@@ -92,7 +92,7 @@ def at_leaf(
     real = real_dtype(dtype)
     numbers = {n: cast(x, real) if is_number(x) else x for n, x in numbers.items()}
 
-    def wide(x: Any) -> Any:
+    def wide(x: PyTree) -> PyTree:
         return jax.tree.map(lambda x: in_precision_of(x, dtype), x)
 
     u, others, fields = wide((u, others, fields))
@@ -106,7 +106,7 @@ def at_leaf(
 def phases(
     part: Part,
     does: tuple[str, ...],
-    plan: Any,
+    plan: object,
     numbers: dict[str, Any],
     u: Array,
     others: dict[str, Array],
@@ -139,7 +139,7 @@ def phases(
 
 def seen_by_refresh(
     part: Part,
-    plan: Any,
+    plan: object,
     numbers: dict[str, Any],
     u: Array,
     others: dict[str, Array],
@@ -156,7 +156,7 @@ def seen_by_refresh(
 def measured(
     part: Part,
     phase: str,
-    plan: Any,
+    plan: object,
     numbers: dict[str, Any],
     u: Array,
     others: dict[str, Array],
@@ -199,7 +199,7 @@ def finish(rule: Any, part: Part, found: Sequence[Found], again: Again, state: F
         setattr(state, name, cast(getattr(state, name), x.dtype))
 
 
-def _is_float(x: Any) -> bool:
+def _is_float(x: object) -> bool:
     return isinstance(x, jax.Array | np.ndarray) and jnp.issubdtype(x.dtype, jnp.floating)
 
 
@@ -229,8 +229,8 @@ and fields."""
 
 
 def refreshed(
-    part: Any,
-    due: Any,
+    part: Part,
+    due: Bool[Array, "..."],
     common: dict[str, Any],
     see: See,
     given: Sequence[tuple[Any, ...]],
@@ -250,7 +250,7 @@ def refreshed(
     """
     rule = part.module
 
-    def at_leaf(common: dict[str, Any], plan: Any, seen: Seen) -> dict[str, Any]:
+    def at_leaf(common: dict[str, Any], plan: object, seen: Seen) -> dict[str, Any]:
         dtype = tree.real_dtype(seen.g.dtype)
         numbers = {name: cast(x, dtype) if is_number(x) else x for name, x in common.items()}
         leaf = Fields(**seen.fields)

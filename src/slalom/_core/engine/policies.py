@@ -189,10 +189,10 @@ class PolicyWrite(Writer):
                 written.append(_encode(p.form, wide, seeds))
         return structure.unflatten(written)
 
-    def full(self, params: Any) -> Any:
+    def full(self, params: PyTree) -> PyTree:
         return _full(self.at_rest(params))
 
-    def at_rest(self, params: Any) -> Any:
+    def at_rest(self, params: PyTree) -> PyTree:
         leaves, structure = jax.tree.flatten(params)
         pairs = zip(leaves, self.kept, strict=True)
         return structure.unflatten([self._at_rest(p, kept) for p, kept in pairs])
@@ -226,7 +226,7 @@ class PolicyWrite(Writer):
         return Return(self)
 
     def cut(self, keep: tuple[bool, ...]) -> Writer:
-        def kept(column: Any) -> Any:
+        def kept(column: PyTree) -> PyTree:
             return None if column is None else [x for x, k in zip(column, keep, strict=True) if k]
 
         return PolicyWrite(self.name, *map(kept, (self.kept, self.seeds, self.new)))
@@ -288,7 +288,7 @@ def split(result: PyTree) -> tuple[PyTree, list[Array]]:
     """Separates the written parameters from their extra data, where there are any."""
     coded = [x for x in jax.tree.leaves(result, is_leaf=is_encoded) if is_encoded(x)]
 
-    def strip(x: Any) -> Any:
+    def strip(x: PyTree) -> PyTree:
         return x.arrays["param"] if is_encoded(x) else x
 
     kept = [x.arrays["kept"] for x in coded if "kept" in x.arrays]

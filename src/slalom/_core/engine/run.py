@@ -22,7 +22,7 @@ from ... import tree
 from ...tree.dtypes import as_float, is_key
 from ...tree.paths import leaf_paths
 from ...tree.tracing import entries
-from ...tree.types import under_jit
+from ...tree.types import Step, under_jit
 from ..protocol.parts import Part
 from ..protocol.writer import ADD, Writer
 from ..state.marks import PARAM_LIKE, PER_PARAM, SPREAD, children_by_name, marks, with_fields
@@ -126,8 +126,8 @@ class _RuleAtLeaf(NamedTuple):
 class _LeafInputs(NamedTuple):
     """A leaf of the updates, with the parameter and the inputs of each rule."""
 
-    u: Any
-    p: Any
+    u: PyTree
+    p: PyTree
     rules: list[_RuleAtLeaf]
 
 
@@ -150,7 +150,7 @@ def _over_leaves(
     leaves: Sequence[Any],
     params: Sequence[Any],
     paths: Sequence[str],
-    clock: Any,
+    clock: Step | None,
     adds: bool,
     done: Any,
 ) -> list[Any]:
@@ -195,7 +195,7 @@ def _at_leaf(
     for k, own, at in zip(plan.active, plan.plans, leaf.rules, strict=True):
         new.append(dict(at.fields))
 
-        def store(name: str, value: Any, at: _RuleAtLeaf = at) -> Any:
+        def store(name: str, value: PyTree, at: _RuleAtLeaf = at) -> PyTree:
             new[-1][name], seen = stored_like(at.fields[name], value, at.seeds.get(name))
             return seen
 
@@ -280,11 +280,11 @@ class _RuleStep:
         vectors = {name: x for name, x in self.numbers.items() if x is not None and x.ndim}
         self.own = dict(zip(vectors, entries(list(vectors.values())), strict=True))
 
-    def _own_key(self, n: int, key: Any) -> Array:
+    def _own_key(self, n: int, key: Array) -> Array:
         # From the path, so that a leaf keeps its key when others come or go.
         return jax.random.fold_in(key, zlib.crc32(self.paths[n].encode()))
 
-    def others_of(self, p: Any, grad: Any) -> dict[str, Any]:
+    def others_of(self, p: PyTree, grad: PyTree) -> dict[str, Any]:
         """Other inputs of the rule at a leaf, by name."""
         known = {"params": ("p", p), "grad": ("grad", grad)}
         return dict(known[name] for name in self.rule.needs if name in known)
@@ -347,7 +347,7 @@ class _RuleStep:
         own = {name for name, x in self.numbers.items() if is_key(x) or (x is not None and x.ndim)}
         common = {name: x for name, x in self.numbers.items() if name not in own}
 
-        def see(k: int, u: Any, p: Any, grad: Any, fields: Any) -> Seen:
+        def see(k: int, u: PyTree, p: PyTree, grad: PyTree, fields: dict[str, Any]) -> Seen:
             _, n = at[k]
             numbers = {name: x for name, x in self.numbers_of(n).items() if name in own}
             others = self.others_of(decoded(p), grad)
@@ -384,7 +384,7 @@ class _RuleStep:
         fields = [self.fields_of(n) for n in self.positions.values()]
         seen = list(zip([leaves[i] for i in self.positions], others, fields, strict=True))
 
-        def at_leaf(plan: Any, numbers: Any, factors: Any, u: Any, others: Any, fields: Any):
+        def at_leaf(plan: object, numbers: Any, factors: Any, u: PyTree, others: Any, fields: Any):
             u, others, fields = decoded((u, others, fields))
             return measured(self.part, phase, plan, numbers, u, others, fields, factors)
 
@@ -398,7 +398,7 @@ class _RuleStep:
         self.passes.append(measure)
         self.found = [a | b for a, b in zip(self.found, measure(), strict=True)]
 
-    def new_state(self) -> Any:
+    def new_state(self) -> PyTree:
         """The new state."""
         shaped = {name: self.structures[name].unflatten(x) for name, x in self.columns.items()}
         return with_fields(self.part.state, vars(self.scalars) | shaped)

@@ -23,7 +23,7 @@ from ...tree.dtypes import canonical_float, is_array
 from ...tree.types import Hyperparameter, Scalar, Tracer, is_function
 from ...where.layout import as_layout, check_layout
 from ..protocol.context import Context
-from ..protocol.parts import CHECK
+from ..protocol.parts import CHECK, AbstractDeclared
 from ..text.printing import code, shortest
 from .schedule import AbstractSchedule, AbstractStatefulSchedule, as_schedule, read_number
 
@@ -39,14 +39,14 @@ else:
         phases of a rule.
         """
 
-        def __get__(self, instance: Any, owner: Any) -> Array: ...
-        def __set__(self, instance: Any, value: Hyperparameter) -> None: ...
+        def __get__(self, instance: object, owner: object) -> Array: ...
+        def __set__(self, instance: object, value: Hyperparameter) -> None: ...
 
     class OptionalNumber:
         """As `Number`, or `None`."""
 
-        def __get__(self, instance: Any, owner: Any) -> Any: ...
-        def __set__(self, instance: Any, value: Hyperparameter | None) -> None: ...
+        def __get__(self, instance: object, owner: object) -> Any: ...
+        def __set__(self, instance: object, value: Hyperparameter | None) -> None: ...
 
 
 _KIND = "slalom.kind"
@@ -58,7 +58,7 @@ _MISSING = dataclasses.MISSING
 
 
 def checked_field(
-    check: Callable[[str, Any], None], default: Any = _MISSING, kind: str = "", **options: Any
+    check: Callable[[str, Any], None], default: object = _MISSING, kind: str = "", **options: Any
 ) -> Any:
     """Declares a field with a check.
 
@@ -77,7 +77,7 @@ def checked_field(
 
 
 def hyperparameter(
-    default: Any = _MISSING,
+    default: object = _MISSING,
     *,
     within: str = "(-inf, inf)",
     optional: bool = False,
@@ -118,13 +118,13 @@ def hyperparameter(
     )
 
 
-def steps(default: Any = _MISSING, *, within: str = "[0, inf)") -> Any:
+def steps(default: object = _MISSING, *, within: str = "[0, inf)") -> Any:
     """Declares a number of steps: an integer leaf of a schedule, traced like a hyperparameter."""
     check = functools.partial(_check_steps, _Interval(within))
     return checked_field(check, default, _STEPS, converter=_as_steps)
 
 
-def count_or_schedule(unit: str, default: Any = _MISSING, *, listed: bool = True) -> Any:
+def count_or_schedule(unit: str, default: object = _MISSING, *, listed: bool = True) -> Any:
     """Declares a traced number of steps of this unit: an int ≥ 1 or a schedule.
 
     `listed` says whether users read and replace it as a hyperparameter.
@@ -134,7 +134,7 @@ def count_or_schedule(unit: str, default: Any = _MISSING, *, listed: bool = True
     return checked_field(check, default, kind, converter=_as_count_or_schedule)
 
 
-def count_field(default: Any = _MISSING, *, least: int = 1, kw_only: bool = False) -> Any:
+def count_field(default: object = _MISSING, *, least: int = 1, kw_only: bool = False) -> Any:
     """Declares a static whole number, such as a number of steps: a Python int.
 
     **Arguments:**
@@ -190,7 +190,7 @@ def dtype_field(*, kw_only: bool = False) -> Any:
 # --- conversion and validation --------------------------------------------------------------
 
 
-def _as_hyperparameter(value: Any) -> Any:
+def _as_hyperparameter(value: object) -> object:
     # Anything else than a number, an array or a function is refused by the check, which knows the
     # name of the field.
     if isinstance(value, bool | np.bool_) or value is None:
@@ -206,20 +206,20 @@ def _as_hyperparameter(value: Any) -> Any:
     return as_schedule(value) if is_function(value) else value
 
 
-def _as_count_or_schedule(value: Any) -> Any:
+def _as_count_or_schedule(value: object) -> object:
     if is_function(value) and not is_array(value):
         return as_schedule(value)
     return int(value) if isinstance(value, np.integer) else value
 
 
-def _as_dtype(dtype: Any) -> Any:
+def _as_dtype(dtype: Any) -> object:
     try:
         return None if dtype is None else np.dtype(dtype)
     except TypeError:
         return dtype  # refused by the check, which knows the name of the field
 
 
-def _as_steps(value: Any) -> Any:
+def _as_steps(value: object) -> object:
     if isinstance(value, np.integer) or (isinstance(value, float) and value.is_integer()):
         return int(value)
     return value
@@ -240,14 +240,16 @@ class _Interval:
         self.above = operator.ge if left == "[" else operator.gt
         self.below = operator.le if right == "]" else operator.lt
 
-    def check(self, name: str, value: Any) -> None:
+    def check(self, name: str, value: float | int | Array | np.ndarray) -> None:
         # NaN is in no interval: it compares false.
         number = float(value)
         if not (self.above(number, self.low) and self.below(number, self.high)):
             raise ValueError(f"{name} must be in {self.text}, got {shortest(value)}.")
 
 
-def _check_hyperparameter(within: _Interval, name: str, value: Any, optional: bool = False) -> None:
+def _check_hyperparameter(
+    within: _Interval, name: str, value: object, optional: bool = False
+) -> None:
     if isinstance(value, AbstractSchedule) or (optional and value is None):
         return
     wanted = "a real number, a 0-d array or a schedule"
@@ -288,25 +290,25 @@ def _check_steps(within: _Interval, name: str, value: Any) -> None:
             )
 
 
-def _is_whole(value: Any) -> bool:
+def _is_whole(value: object) -> bool:
     if isinstance(value, jax.Array | np.ndarray):
         return jnp.issubdtype(value.dtype, jnp.integer)
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _check_dtype(name: str, dtype: Any) -> None:
+def _check_dtype(name: str, dtype: object) -> None:
     if not isinstance(dtype, np.dtype) or not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(f"{name} must be a floating dtype, got {code(dtype)}.")
 
 
-def _check_count(least: int, name: str, value: Any) -> None:
+def _check_count(least: int, name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{name} must be an int, got {value!r} of type {type(value).__name__}.")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}.")
 
 
-def _check_count_or_schedule(unit: str, name: str, value: Any) -> None:
+def _check_count_or_schedule(unit: str, name: str, value: object) -> None:
     if not _is_whole(value) and not isinstance(value, AbstractSchedule):
         raise TypeError(
             f"{name} must be an int or a schedule, got {value!r} of type {type(value).__name__}."
@@ -315,13 +317,13 @@ def _check_count_or_schedule(unit: str, name: str, value: Any) -> None:
         raise ValueError(f"{name} must be at least 1 {unit}, got {value}.")
 
 
-def _check_choice(known: tuple[str | None, ...], name: str, value: Any) -> None:
+def _check_choice(known: tuple[str | None, ...], name: str, value: object) -> None:
     if value not in known:
         *most, last = map(repr, known)
         raise ValueError(f"{name} must be {', '.join(most)} or {last}, got {value!r}.")
 
 
-def check_number(name: str, value: Any, within: str = "(-inf, inf)") -> Any:
+def check_number(name: str, value: object, within: str = "(-inf, inf)") -> Any:
     """A number inside another field, converted and checked. Schedules are refused."""
     value = _as_hyperparameter(value)
     if isinstance(value, AbstractSchedule):
@@ -330,7 +332,7 @@ def check_number(name: str, value: Any, within: str = "(-inf, inf)") -> Any:
     return value
 
 
-def check_step(name: str, value: Any, within: str = "[0, inf)") -> Any:
+def check_step(name: str, value: object, within: str = "[0, inf)") -> Any:
     """A number of steps inside another field, converted and checked."""
     value = _as_steps(value)
     _check_steps(_Interval(within), name, value)
@@ -358,6 +360,6 @@ def hyperparameter_fields(cls: Any) -> list[dataclasses.Field[Any]]:
     ]
 
 
-def read_numbers(module: Any, context: Context | None) -> dict[str, Scalar | None]:
+def read_numbers(module: AbstractDeclared, context: Context | None) -> dict[str, Scalar | None]:
     """All hyperparameters of a module, as `read_number` reads them."""
     return {f.name: read_number(module, f.name, context) for f in hyperparameter_fields(module)}

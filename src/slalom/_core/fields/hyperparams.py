@@ -2,13 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import DictKey
+from jax.typing import DTypeLike
 from jaxtyping import PyTree
 
 from ... import tree
@@ -48,7 +49,7 @@ def bind_numbers(transform: PyTree, dtype: Any | None = None) -> PyTree:
 _as_arrays = jax.jit(lambda numbers: numbers, inline=True)
 
 
-def _number_dtype(value: bool | int | float, dtype: Any | None) -> Any:
+def _number_dtype(value: bool | int | float, dtype: Any | None) -> DTypeLike:
     if isinstance(value, bool):
         return np.bool_
     if isinstance(value, int):
@@ -113,7 +114,7 @@ class Readings(dict[str, Any]):
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and bool(matches(name, list(self)))
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: object = None) -> Any:
         if name in self:
             return self[name]
         return default
@@ -121,7 +122,7 @@ class Readings(dict[str, Any]):
     def __repr__(self) -> str:
         return "{" + ", ".join(f"{k!r}: {shortest(v)}" for k, v in self.items()) + "}"
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[Any, ...]:
         return Readings, (dict(self.items()),)
 
     def tree_flatten_with_keys(self) -> tuple[tuple[Any, ...], tuple[str, ...]]:
@@ -135,7 +136,7 @@ class Readings(dict[str, Any]):
         return Readings(zip(paths, values, strict=True))
 
     @staticmethod
-    def refuse(*_: Any, **__: Any) -> Any:
+    def refuse(*_: object, **__: object) -> NoReturn:
         """Raises: nothing here can be written."""
         raise TypeError(
             "This mapping is read-only, since an optimizer is immutable. To change "
@@ -148,7 +149,7 @@ class Readings(dict[str, Any]):
         update = setdefault = pop = popitem = clear = refuse
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any) -> object:
     """A Python number with the fewest digits that identify the value in its dtype."""
     if value.shape == () and jnp.issubdtype(value.dtype, jnp.floating):
         return float(shortest(value))
@@ -201,7 +202,9 @@ def targets(
     return [known[path] for path in found]
 
 
-def _inside_schedule(path: str, part: Part, field: Any) -> dict[str, tuple[str, Any, Any]]:
+def _inside_schedule(
+    path: str, part: Part, field: dataclasses.Field[Any]
+) -> dict[str, tuple[str, Any, Any]]:
     """The numbers of a schedule, reached as `….learning_rate.peak_value`.
 
     Those of schedules inside it are reached through its fields: `….left`, `….schedules.0`.
@@ -228,7 +231,9 @@ def _inside_schedule(path: str, part: Part, field: Any) -> dict[str, tuple[str, 
     return known
 
 
-def _replacement(path: str, field: Any, old: Any, value: Any, replace_schedules: bool) -> Any:
+def _replacement(
+    path: str, field: dataclasses.Field[Any], old: Any, value: Any, replace_schedules: bool
+) -> object:
     """A new value, converted to replace the old leaf."""
     if isinstance(old, AbstractStatefulSchedule):
         raise ValueError(
@@ -263,7 +268,7 @@ def _replacement(path: str, field: Any, old: Any, value: Any, replace_schedules:
     return jax.device_put(new, old.sharding) if placed else new
 
 
-def read(transform: AbstractTransform[Any], state: Any, context: Context | None) -> Readings:
+def read(transform: AbstractTransform[Any], state: PyTree, context: Context | None) -> Readings:
     """The value of each hyperparameter in the next update."""
     values = {}
     for part in parts(transform, state, context):
@@ -308,7 +313,7 @@ def bound(transform: AbstractTransform[Any], dtype: Any | None) -> AbstractTrans
     return result
 
 
-def _check_rounding(path: str, field: Any, given: Any, kept: Any) -> None:
+def _check_rounding(path: str, field: dataclasses.Field[Any], given: Any, kept: Any) -> None:
     """Raises an error for a number that leaves its interval, or becomes 0, when it is rounded."""
     if not isinstance(kept, jax.Array) or isinstance(kept, Tracer):
         return
@@ -327,7 +332,7 @@ def _check_rounding(path: str, field: Any, given: Any, kept: Any) -> None:
         )
 
 
-def _declared(node: Any) -> Iterator[Any]:
+def _declared(node: object) -> Iterator[Any]:
     """All transforms, schedules and conditions in a tree."""
     if isinstance(node, AbstractDeclared):
         yield node
@@ -340,7 +345,7 @@ def _declared(node: Any) -> Iterator[Any]:
 
 
 def with_field(
-    transform: AbstractTransform[Any], part: Part, field: dataclasses.Field[Any], value: Any
+    transform: AbstractTransform[Any], part: Part, field: dataclasses.Field[Any], value: object
 ) -> AbstractTransform[Any]:
     """The transform with another value, not converted, in a field of one of its parts."""
     old = getattr(part.module, field.name)

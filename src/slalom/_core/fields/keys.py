@@ -48,12 +48,12 @@ class AbstractKeyed(eqx.Module):
         # A copy, since the buffers of the state may be donated, unlike those of the rule.
         return jnp.array(key, jnp.uint32)
 
-    def _typed_key(self, data: Any) -> Any:
+    def _typed_key(self, data: Array) -> Array:
         """The key with this raw data."""
         return jax.random.wrap_key_data(data, impl=self.implementation)
 
 
-def _check_key(name: str, key: Any) -> None:
+def _check_key(name: str, key: object) -> None:
     if isinstance(key, int) and not isinstance(key, bool):
         if not 0 <= key < 2**31:
             raise ValueError(

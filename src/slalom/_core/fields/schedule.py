@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import equinox as eqx
 import jax
@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ...tree.dtypes import as_float
-from ...tree.types import Scalar, Step, Tracer
+from ...tree.types import PyTree, Scalar, Step, Tracer
 from ..protocol.context import Context
 from ..protocol.parts import CHECK, AbstractDeclared
 from ..text.figures import make_figure
@@ -117,7 +117,7 @@ class AbstractSchedule(AbstractDeclared):
         axes.set(xlabel="step", ylabel="value")
         return figure
 
-    def then(self, other: Any, *, at: Step) -> "AbstractSchedule":
+    def then(self, other: object, *, at: Step) -> "AbstractSchedule":
         """This schedule until step `at`, and another one from then on.
 
         **Arguments:**
@@ -138,28 +138,28 @@ class AbstractSchedule(AbstractDeclared):
 
         return join.after(self, other, at)
 
-    def __add__(self, other: Any) -> "slalom.schedules.CombinedSchedule":
+    def __add__(self, other: object) -> "slalom.schedules.CombinedSchedule":
         return _combined("+", self, other)
 
-    def __radd__(self, other: Any) -> "slalom.schedules.CombinedSchedule":
+    def __radd__(self, other: object) -> "slalom.schedules.CombinedSchedule":
         return _combined("+", other, self)
 
-    def __sub__(self, other: Any) -> "slalom.schedules.CombinedSchedule":
+    def __sub__(self, other: object) -> "slalom.schedules.CombinedSchedule":
         return _combined("-", self, other)
 
-    def __rsub__(self, other: Any) -> "slalom.schedules.CombinedSchedule":
+    def __rsub__(self, other: object) -> "slalom.schedules.CombinedSchedule":
         return _combined("-", other, self)
 
-    def __mul__(self, other: Any) -> "slalom.schedules.CombinedSchedule":
+    def __mul__(self, other: object) -> "slalom.schedules.CombinedSchedule":
         return _combined("*", self, other)
 
-    def __rmul__(self, other: Any) -> "slalom.schedules.CombinedSchedule":
+    def __rmul__(self, other: object) -> "slalom.schedules.CombinedSchedule":
         return _combined("*", other, self)
 
-    def __truediv__(self, other: Any) -> "slalom.schedules.CombinedSchedule":
+    def __truediv__(self, other: object) -> "slalom.schedules.CombinedSchedule":
         return _combined("/", self, other)
 
-    def __rtruediv__(self, other: Any) -> "slalom.schedules.CombinedSchedule":
+    def __rtruediv__(self, other: object) -> "slalom.schedules.CombinedSchedule":
         return _combined("/", other, self)
 
     def __neg__(self) -> "slalom.schedules.NegatedSchedule":
@@ -203,7 +203,7 @@ class AbstractStatefulSchedule(AbstractDeclared):
 
     if not TYPE_CHECKING:  # a type checker would otherwise accept calls
 
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        def __call__(self, *args: object, **kwargs: object) -> NoReturn:
             name = type(self).__name__
             raise TypeError(
                 f"{name} follows the run, so the step alone does not determine its value. Write "
@@ -211,14 +211,14 @@ class AbstractStatefulSchedule(AbstractDeclared):
             )
 
     @abc.abstractmethod
-    def init(self) -> Any:
+    def init(self) -> PyTree:
         """The initial state.
 
         **Returns:** a tree of arrays.
         """
 
     @abc.abstractmethod
-    def update(self, state: Any, context: Any) -> Any:
+    def update(self, state: PyTree, context: Context) -> PyTree:
         """Updates the state at the beginning of a step.
 
         **Arguments:**
@@ -230,7 +230,7 @@ class AbstractStatefulSchedule(AbstractDeclared):
         """
 
     @abc.abstractmethod
-    def value(self, state: Any) -> Scalar:
+    def value(self, state: PyTree) -> Scalar:
         """The hyperparameter.
 
         **Arguments:**
@@ -254,7 +254,7 @@ class FunctionSchedule(AbstractSchedule):
     def __call__(self, step: Step) -> Scalar:
         return as_float(call_schedule(self, self.function, jnp.asarray(step, jnp.int32)))
 
-    def _code(self) -> Any:
+    def _code(self) -> object:
         return self.function
 
 
@@ -266,12 +266,12 @@ class ModuleSchedule(AbstractSchedule):
     - `module`: from a traced int32 scalar to one number.
     """
 
-    module: Any
+    module: PyTree
 
     def __call__(self, step: Step) -> Scalar:
         return as_float(call_schedule(self, self.module, jnp.asarray(step, jnp.int32)))
 
-    def _code(self) -> Any:
+    def _code(self) -> object:
         return self.module
 
 
@@ -313,7 +313,7 @@ def _check_takes_step(function: Callable[..., Any]) -> None:
         ) from None
 
 
-def _captured(function: Any, depth: int = 4) -> Iterator[Any]:
+def _captured(function: object, depth: int = 4) -> Iterator[Any]:
     """The values that a function holds: its closure, defaults and bound arguments."""
     held = [
         cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _is_set(cell)
@@ -339,7 +339,7 @@ def _is_set(cell: Any) -> bool:
     return True
 
 
-def call_schedule(schedule: Any, function: Callable[[Any], Any], step: Any) -> Any:
+def call_schedule(schedule: object, function: Callable[[Any], Any], step: Step) -> Any:
     """The value of a schedule at a step. Anything but a real number is refused."""
     try:
         value = function(step)
@@ -357,14 +357,14 @@ def call_schedule(schedule: Any, function: Callable[[Any], Any], step: Any) -> A
     return check_schedule_value(schedule, value, step)
 
 
-def count_at(count: Any, step: Any) -> Any:
+def count_at(count: object, step: Any) -> Any:
     """A count at a step: an int, or a schedule, which is rounded to the nearest integer ≥ 1."""
     if not isinstance(count, AbstractSchedule):
         return count
     return jnp.maximum(jnp.round(call_schedule(count, count, step)).astype(jnp.int32), 1)
 
 
-def check_schedule_value(schedule: Any, value: Any, step: Any) -> Any:
+def check_schedule_value(schedule: object, value: Any, step: Step) -> Any:
     """Raises an error unless the value is one real number, or one for each of several runs."""
     returned = f"The schedule {schedule!r} returned "
     if not isinstance(value, jax.Array | np.ndarray | np.generic | bool | int | float):

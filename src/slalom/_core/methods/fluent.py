@@ -5,7 +5,7 @@ method has the signature and describes the arguments, for editors and type check
 describes what it computes. A test compares the two signatures.
 """
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from ...tree.paths import snake_case
 from ..text.messages import PACKAGE
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class AbstractFluent(AbstractScopeMethods, AbstractGradientMethods, AbstractParameterMethods):
     """The methods of every transform that make a chain or a wrapper of it."""
 
-    def _code(self) -> Any:
+    def _code(self) -> object:
         # The wrappers of the library print as calls of the methods that make them.
         cls = type(self)
         own = cls.__module__.startswith(f"{PACKAGE}.wrappers.")
@@ -44,7 +44,7 @@ class AbstractFluent(AbstractScopeMethods, AbstractGradientMethods, AbstractPara
 
         return Chain.join(self, other)
 
-    def __ror__(self, other: Any) -> "slalom.AbstractTransform":
+    def __ror__(self, other: object) -> "slalom.AbstractTransform":
         # `other` is not a transform. The chain raises an error that names it.
         from ..protocol.chain import Chain
 
@@ -52,15 +52,15 @@ class AbstractFluent(AbstractScopeMethods, AbstractGradientMethods, AbstractPara
 
     if not TYPE_CHECKING:  # to a type checker it would mean that they can be added
 
-        def __add__(self, other: Any) -> Any:
+        def __add__(self, other: object) -> Any:
             raise TypeError("Transforms are not added. Join them with `|`: `sl.Clip(1.0) | tx`.")
 
-        def __mul__(self, other: Any) -> Any:
+        def __mul__(self, other: object) -> Any:
             raise TypeError(
                 "Transforms are not multiplied. Scale the updates: `tx | sl.Scale(0.5)`."
             )
 
-        def __neg__(self) -> Any:
+        def __neg__(self) -> NoReturn:
             raise TypeError(
                 "Transforms are not negated. To ascend the loss, write `tx.maximize()`."
             )

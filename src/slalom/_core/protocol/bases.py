@@ -78,7 +78,7 @@ class AbstractPerExampleTransform(AbstractTransform):
 
     @abc.abstractmethod
     def finish(
-        self, total: Updates, counts: PyTree, size: int, state: Any, context: Context | None
+        self, total: Updates, counts: PyTree, size: int, state: PyTree, context: Context | None
     ) -> tuple[Updates, Any]:
         """Computes the updates from the sums over the whole batch.
 
@@ -94,7 +94,7 @@ class AbstractPerExampleTransform(AbstractTransform):
     def update(
         self,
         updates: Gradients,
-        state: Any,
+        state: PyTree,
         params: Params | None = None,
         context: Context | None = None,
     ) -> tuple[Updates, Any]:
@@ -116,7 +116,7 @@ class AbstractParameterWriter(AbstractTransform[State]):
 
     @abc.abstractmethod
     def step(
-        self, grads: Any, state: State, params: Params, context: Context | None = None
+        self, grads: Gradients, state: State, params: Params, context: Context | None = None
     ) -> tuple[Params, State]:
         """As `AbstractTransform.step`."""
 
@@ -163,5 +163,5 @@ def params_to_evaluate(here: Part, *, full_precision: bool = False) -> Params:
     return structure.unflatten(leaves)
 
 
-def _is_hole(x: Any) -> bool:
+def _is_hole(x: object) -> bool:
     return x is None

@@ -162,11 +162,11 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
             paths.append((path,))
         return paths
 
-    def has_updated(self, state: Any) -> Bool[Array, "*runs"] | bool:
+    def has_updated(self, state: PyTree) -> Bool[Array, "*runs"] | bool:
         # The zeros of an idle link stay zeros through links such as Scale, but Adam turns them into
         # nonzero updates.
-        wrote: Any = True
-        some: Any = False
+        wrote: Array | bool = True
+        some: Array | bool = False
         for link, link_state in zip(self.links, state, strict=True):
             own = link.has_updated(link_state)
             if link.descends_partly:
@@ -199,7 +199,7 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
         return Infix("|", pieces, one_per_line=True) if len(pieces) > 1 else pieces[0]
 
 
-def _leafwise(links: Sequence[Part], updates: Any) -> list[Leafwise]:
+def _leafwise(links: Sequence[Part], updates: PyTree) -> list[Leafwise]:
     """The first of these links, as far as they can run together leaf by leaf."""
     leaves = tuple(range(len(jax.tree.leaves(updates, is_leaf=is_encoded))))
     first, found = [], links

@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
+from jaxtyping import Array
 
 from ... import tree
 from ...tree.types import Params, PyTree, Step, Updates
@@ -109,7 +110,7 @@ class Context(eqx.Module):
         vector = tree.cast_like(vector, params)
         return jax.jvp(self.gradient, (params,), (vector,))[1]
 
-    def replace(self, **changes: Any) -> "Context":
+    def replace(self, **changes: object) -> "Context":
         """This context with some entries changed.
 
         A wrapper that gives its inner transform a clock of its own replaces `step`.
@@ -133,7 +134,7 @@ class Context(eqx.Module):
         value_fn, grad_fn, sampled = self.value_fn, self.grad_fn, self.sampled_grad_fn
         residuals, constrain = self.residuals, self.constrain
 
-        def sampled_inside(params: Any, key: Any) -> tuple[Any, Any]:
+        def sampled_inside(params: PyTree, key: Array) -> tuple[Any, Any]:
             assert sampled is not None
             grad, terms = sampled(outward(params), key)
             return inward(grad), terms
@@ -158,7 +159,7 @@ class Context(eqx.Module):
         """
         rest = tree.cut(params, tuple(not k for k in keep))
 
-        def with_rest(kept: Any) -> Any:
+        def with_rest(kept: PyTree) -> PyTree:
             return tree.merge(jax.tree.structure(params), keep, kept, rest)
 
         places = zip(self.shardings, keep, strict=False)

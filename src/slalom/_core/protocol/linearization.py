@@ -214,9 +214,9 @@ class Linearization:
     def fold(
         self,
         body: Callable[[Any, Any, Any], Any],
-        start: Any,
+        start: PyTree,
         vector: Float[Array, " rows"],
-    ) -> Any:
+    ) -> PyTree:
         """`body(carry, rows, part)` over the rows of J and the entries of a vector, `chunk`
         examples at a time.
 
@@ -228,7 +228,7 @@ class Linearization:
         for i, part in enumerate(self._split(vector)):
             starts, read = self._chunks(i)
 
-            def one(carry: Any, at: Any, read: Any = read, part: Any = part) -> tuple[Any, None]:
+            def one(carry: PyTree, at: Any, read: Any = read, part: Any = part) -> tuple[Any, None]:
                 rows, take = read(at)
                 return body(carry, rows, take(part).reshape(-1)), None
 

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from ...tree.types import Params
+from ...tree.types import Params, PyTree
 from .context import Context
 from .parts import AbstractTraits, Part, parts
 
@@ -120,7 +120,7 @@ class Loss(NamedTuple):
 
 def loss_of(
     transform: AbstractTraits,
-    state: Any = None,
+    state: PyTree = None,
     context: Context | None = None,
     params: Params | None = None,
 ) -> Loss:

@@ -15,7 +15,7 @@ from jaxtyping import Array
 
 from ... import tree
 from ...tree.paths import named, not_one, snake_case
-from ...tree.types import Params
+from ...tree.types import Params, PyTree
 from ...where.resolve import Where
 from ..engine.encoded import blockwise, decoded, encoded_again, has_encoded
 from ..engine.manual_axes import refuse_parts
@@ -45,7 +45,7 @@ class Part(NamedTuple):
 
     path: tuple[str, ...]
     module: Any
-    state: Any
+    state: PyTree
     context: Any
     params: Params | None
     get: Callable[[Any], Any]
@@ -53,7 +53,7 @@ class Part(NamedTuple):
 
     @classmethod
     def root(
-        cls, module: Any, state: Any = None, context: Any = None, params: Params | None = None
+        cls, module: Any, state: PyTree = None, context: Any = None, params: Params | None = None
     ) -> "Part":
         """A module that is inside no other one."""
         return cls((), module, state, context, params, lambda root: root)
@@ -67,7 +67,7 @@ class Part(NamedTuple):
         """A context in which operations have the name of this part in profiles."""
         return jax.named_scope("/".join(self.path)) if self.path else contextlib.nullcontext()
 
-    def run(self, write: Any, updates: Any) -> tuple[Any, Any]:
+    def run(self, write: Any, updates: PyTree) -> tuple[Any, Any]:
         """Runs this transform, under its name in profiles.
 
         **Arguments:**
@@ -88,12 +88,12 @@ class Part(NamedTuple):
                 return self._run_decoded(write, updates)
             return module.run(self, write, updates)
 
-    def _run_decoded(self, write: Any, updates: Any) -> tuple[Any, Any]:
+    def _run_decoded(self, write: Any, updates: PyTree) -> tuple[Any, Any]:
         """As `run`, for a transform that expects arrays in its state."""
         # The parts of the transform decode their own states when they run.
         inside = [child.state for child in self.children() if child.state is not None]
 
-        def is_inside(x: Any) -> bool:
+        def is_inside(x: object) -> bool:
             return any(x is state for state in inside)
 
         here = self._replace(state=decoded(self.state, is_inside))
@@ -106,7 +106,7 @@ class Part(NamedTuple):
         return self.module.children(self)
 
     def child(
-        self, path: tuple[str, ...], module: Any, get: Callable[[Any], Any], state: Any = None
+        self, path: tuple[str, ...], module: Any, get: Callable[[Any], Any], state: PyTree = None
     ) -> "Part":
         """A part of this one that sees the same context and parameters.
 
@@ -128,7 +128,7 @@ class Part(NamedTuple):
         """This part with a context, which is empty if there was none."""
         return self if self.context is not None else self._replace(context=Context())
 
-    def refuse_parts(self, updates: Any) -> None:
+    def refuse_parts(self, updates: PyTree) -> None:
         """Raises an error inside a `jax.shard_map` if this needs more than its device has."""
         if not (self.module.elementwise or self.module.over == "tree"):
             refuse_parts(type(self.module).__name__, updates, self.params)
@@ -139,7 +139,7 @@ class AbstractDeclared(AbstractPrinted):
 
     if not TYPE_CHECKING:  # a type checker reads `__init__`
 
-        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        def __new__(cls, *args: object, **kwargs: object) -> Any:
             if kwargs:
                 check_keywords(cls.__init__, cls.__name__, kwargs)
             return super().__new__(cls)
@@ -322,7 +322,7 @@ class AbstractTraits(AbstractDeclared):
 
 def parts(
     root: AbstractDeclared,
-    state: Any = None,
+    state: PyTree = None,
     context: Context | None = None,
     params: Params | None = None,
 ) -> Iterator[Part]:
@@ -337,7 +337,7 @@ def parts(
 
 def transforms(
     root: AbstractDeclared,
-    state: Any = None,
+    state: PyTree = None,
     context: Context | None = None,
     params: Params | None = None,
 ) -> Iterator[Part]:
@@ -375,7 +375,7 @@ def keeps_zeros(transform: AbstractTraits) -> bool:
     return transform.keeps_zeros or (bool(inside) and all(map(keeps_zeros, inside)))
 
 
-def find(root: AbstractDeclared, which: Any, state: Any = None) -> Part:
+def find(root: AbstractDeclared, which: object, state: PyTree = None) -> Part:
     """The one part with this path, path suffix or class. An error lists the candidates."""
     if not isinstance(which, str | type):
         raise TypeError(

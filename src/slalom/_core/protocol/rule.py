@@ -116,7 +116,7 @@ class AbstractRule(AbstractTransform[State]):
 
     else:  # a type checker would otherwise accept every name
 
-        def __setattr__(self, name: str, value: Any) -> None:
+        def __setattr__(self, name: str, value: object) -> None:
             if STEP in vars(self):
                 vars(self)[STEP][name] = vars(self)[name] = value
             else:

@@ -13,7 +13,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, cast, overload
 
 from jaxtyping import Array, Bool, Int
 
@@ -276,13 +276,13 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
         def __getattr__(self, name: str) -> Any:
             return no_attribute(self, name, transform_advice)
 
-        def __setattr__(self, name: str, value: Any) -> None:
+        def __setattr__(self, name: str, value: object) -> None:
             try:
                 super().__setattr__(name, value)
             except dataclasses.FrozenInstanceError:
                 raise frozen(self, name) from None
 
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        def __call__(self, *args: object, **kwargs: object) -> NoReturn:
             not_callable(self)
 
     @overload
@@ -359,7 +359,7 @@ def missing(who: str, name: str, *, in_training_step: bool = False) -> str:
     return f"{who} needs '{name}': {how}." + itself * (name in by_step)
 
 
-def pair(transform: AbstractTransform[Any], result: Any) -> tuple[Any, Any]:
+def pair(transform: AbstractTransform[Any], result: object) -> tuple[Any, Any]:
     """The result of `update` or `step`. Raises an error if it is not a pair."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise TypeError(
@@ -369,7 +369,7 @@ def pair(transform: AbstractTransform[Any], result: Any) -> tuple[Any, Any]:
     return result
 
 
-def require_transform(what: str, given: Any) -> None:
+def require_transform(what: str, given: object) -> None:
     """Raises an error for anything that is not a transform."""
     if not isinstance(given, AbstractTransform):
         kind = type(given).__name__

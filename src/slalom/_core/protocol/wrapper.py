@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Bool
 
-from ...tree.types import Gradients, Params, Updates
+from ...tree.types import Gradients, Params, PyTree, Updates
 from ..text.printing import public_name
 from .context import Context
 from .parts import Part, segments, transforms
@@ -76,7 +76,7 @@ class AbstractWrapper(AbstractComposite[State]):
     has_clock: ClassVar[bool] = False
     """Whether the state has a `count`, which is the clock of the inner transform."""
 
-    def inner_state(self, state: State) -> Any:
+    def inner_state(self, state: State) -> PyTree:
         """The inner transform's state."""
         # `State` cannot be bound to a class with this field: a wrapper without state passes the
         # inner state through, and overrides this method.
@@ -148,7 +148,7 @@ def run_if(
     run: Callable[..., tuple[Any, Any]],
     write: Writer,
     params: Params | None,
-    *operands: Any,
+    *operands: PyTree,
     skips: Part | None = None,
 ) -> tuple[Any, Any]:
     """Runs the inner transform where a condition holds, in one branch of a `lax.cond`.
@@ -172,7 +172,7 @@ def run_if(
         return run(*operands)
     shapes, _ = jax.eval_shape(run, *operands)
 
-    def idle(*operands: Any) -> tuple[Any, Any]:
+    def idle(*operands: PyTree) -> tuple[Any, Any]:
         state = operands[-1]
         if skips is not None:
             state = skipped(skips._replace(state=state))
@@ -181,7 +181,7 @@ def run_if(
     return jax.lax.cond(condition, run, idle, *operands)
 
 
-def skipped(part: Part) -> Any:
+def skipped(part: Part) -> PyTree:
     """The state of a transform and of those inside it after a step that was skipped."""
     changed = {}
     for inner in transforms(part.module, part.state):

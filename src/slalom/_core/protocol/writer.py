@@ -68,11 +68,11 @@ class Writer(abc.ABC):
         """The write for transforms before the last one: it returns their updates."""
         return RETURN
 
-    def full(self, params: Any) -> Any:
+    def full(self, params: PyTree) -> PyTree:
         """The parameters as rules see them, in the precision in which they are kept."""
         return params
 
-    def at_rest(self, params: Any) -> Any:
+    def at_rest(self, params: PyTree) -> PyTree:
         """As `full`, with leaves that are decoded when they are read."""
         return params
 
@@ -109,10 +109,10 @@ class Return(Writer):
     def returning(self) -> Writer:
         return self
 
-    def full(self, params: Any) -> Any:
+    def full(self, params: PyTree) -> PyTree:
         return params if self.under is None else self.under.full(params)
 
-    def at_rest(self, params: Any) -> Any:
+    def at_rest(self, params: PyTree) -> PyTree:
         return params if self.under is None else self.under.at_rest(params)
 
     def cut(self, keep: tuple[bool, ...]) -> Writer:
@@ -237,10 +237,10 @@ class MeasuredWrite(Writer):
     def returning(self) -> Writer:
         return self.inner.returning
 
-    def full(self, params: Any) -> Any:
+    def full(self, params: PyTree) -> PyTree:
         return self.inner.full(params)
 
-    def at_rest(self, params: Any) -> Any:
+    def at_rest(self, params: PyTree) -> PyTree:
         return self.inner.at_rest(params)
 
     def cut(self, keep: tuple[bool, ...]) -> Writer:

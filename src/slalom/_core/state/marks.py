@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 
 from ...tree.paths import children_of
+from ...tree.types import PyTree
 from ...where.masks import MARK
 from ..engine.encoded import is_encoded
 
@@ -98,26 +99,26 @@ def _marked(mark: str, stored: str | None = None) -> Any:
 # --- reading them ---------------------------------------------------------------------------
 
 
-def marks(node: Any) -> dict[str, str]:
+def marks(node: object) -> dict[str, str]:
     """The marks of a state's fields, by field name. Empty for other values."""
     if isinstance(node, type) or not dataclasses.is_dataclass(node):
         return {}
     return {f.name: f.metadata[MARK] for f in dataclasses.fields(node) if MARK in f.metadata}
 
 
-def params_like_fields(state: Any) -> list[str]:
+def params_like_fields(state: PyTree) -> list[str]:
     """The names of a state's parameter-shaped fields."""
     return [name for name, mark in marks(state).items() if mark == PARAM_LIKE]
 
 
-def children_by_name(state: Any) -> dict[str, Any]:
+def children_by_name(state: PyTree) -> dict[str, Any]:
     """The fields of a state by name. Empty for other values."""
     if not dataclasses.is_dataclass(state):
         return {}
     return {key.name: child for key, child in children_of(state)[0]}
 
 
-def with_fields(state: Any, new: dict[str, Any]) -> Any:
+def with_fields(state: PyTree, new: dict[str, Any]) -> PyTree:
     """A state with other values in some fields. The constructor would convert and check them."""
     if not new:
         return state
@@ -125,7 +126,7 @@ def with_fields(state: Any, new: dict[str, Any]) -> Any:
     return structure.unflatten([new.get(key.name, child) for key, child in children])
 
 
-def stored_as(state: Any, field: str) -> str:
+def stored_as(state: PyTree, field: str) -> str:
     """The `stored` of a marked field."""
     (found,) = (f for f in dataclasses.fields(state) if f.name == field)
     return found.metadata[_STORED]
@@ -134,7 +135,7 @@ def stored_as(state: Any, field: str) -> str:
 def map_params(
     function: Callable[..., Any],
     state: _State,
-    *rest: Any,
+    *rest: PyTree,
     other: Callable[[Any], Any] | None = None,
 ) -> _State:
     """Maps the parameter-shaped fields of a state, at any depth.
@@ -159,10 +160,10 @@ def map_params(
     ```
     """
 
-    def has_marks(node: Any) -> bool:
+    def has_marks(node: object) -> bool:
         return bool(params_like_fields(node)) or hasattr(type(node), "_map_state")
 
-    def rebuild(node: Any) -> Any:
+    def rebuild(node: PyTree) -> PyTree:
         if hasattr(type(node), "_map_state"):
             return node._map_state(lambda own: map_params(function, own, *rest, other=other), other)
         marked = params_like_fields(node)
@@ -179,16 +180,16 @@ def map_params(
     return jax.tree.map(rebuild, state, is_leaf=has_marks)
 
 
-def _map_marked(function: Callable[..., Any], marked: Any, rest: tuple[Any, ...]) -> Any:
+def _map_marked(function: Callable[..., Any], marked: PyTree, rest: tuple[Any, ...]) -> PyTree:
     """Maps every array of a marked field, and the arrays of an encoded leaf one by one."""
 
-    def at_leaf(leaf: Any, *others: Any) -> Any:
+    def at_leaf(leaf: PyTree, *others: PyTree) -> PyTree:
         return jax.tree.map(lambda x: function(x, *others), leaf)
 
     return jax.tree.map(at_leaf, marked, *_cut_as(marked, rest), is_leaf=is_encoded)
 
 
-def _cut_as(marked: Any, trees: tuple[Any, ...]) -> tuple[Any, ...]:
+def _cut_as(marked: PyTree, trees: tuple[Any, ...]) -> tuple[Any, ...]:
     """Trees of the parameters' structure, with `None` where masks left `None` in a marked field."""
     leaves, structure = jax.tree.flatten(marked, is_leaf=lambda x: x is None or is_encoded(x))
     return tuple(

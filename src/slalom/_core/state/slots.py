@@ -81,7 +81,7 @@ def rule_slots(transform: AbstractTransform[Any]) -> list[Slot]:
     return found
 
 
-def _slot(owner: str, rule: str, state: Any, key_path: Any, params: Sequence[str]) -> Slot:
+def _slot(owner: str, rule: str, state: PyTree, key_path: Any, params: Sequence[str]) -> Slot:
     node = state
     for depth, key in enumerate(key_path):
         field = getattr(key, "name", "")

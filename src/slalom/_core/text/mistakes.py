@@ -164,7 +164,7 @@ def frozen(owner: Any, name: str) -> AttributeError:
     )
 
 
-def not_callable(transform: Any) -> NoReturn:
+def not_callable(transform: object) -> NoReturn:
     """Raises the error for a transform that is called."""
     raise TypeError(
         f"{type(transform).__name__} is a transform, not a function. Bind it to a model, `opt = "

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from ...tree.types import PyTree
 from ..fields.declare import hyperparameter_fields
 from ..fields.schedule import AbstractSchedule
 from ..protocol.parts import Part, segments
@@ -62,7 +63,7 @@ def table(
 
 
 def transform_tree(
-    transform: Any, state: Any = None, values: Mapping[str, Any] | None = None
+    transform: Any, state: PyTree = None, values: Mapping[str, Any] | None = None
 ) -> str:
     """A transform as HTML: an element that folds for each part, with all its fields.
 
@@ -81,7 +82,7 @@ def folded(summary: str, body: str, *, is_open: bool) -> str:
     return f"<details{' open' if is_open else ''}><summary>{summary}</summary>{body}</details>"
 
 
-def size_of(state: Any) -> tuple[int, int]:
+def size_of(state: PyTree) -> tuple[int, int]:
     """The number of arrays in a state, and of their bytes."""
     arrays = [x for x in jax.tree.leaves(state) if hasattr(x, "dtype")]
     return len(arrays), sum(x.size * x.dtype.itemsize for x in arrays)
@@ -99,7 +100,7 @@ def _node(part: Part, path: tuple[str, ...], values: Mapping[str, Any]) -> str:
     return folded(title, fields + inside, is_open=bool(children))
 
 
-def _one_line(module: Any) -> str:
+def _one_line(module: object) -> str:
     line = " ".join(code(module, width=10**6).split())
     return line if len(line) <= 80 else f"{line[:79]}…"
 

@@ -30,7 +30,7 @@ LINE = 92
 class AbstractPrinted(eqx.Module):
     """A module that prints as code, both by `repr` and inside trees that Equinox prints."""
 
-    def _code(self) -> Any:
+    def _code(self) -> object:
         """The value to print: a `Call`, an `Infix`, `Entries`, or any other value."""
         return constructor_call(self)
 
@@ -111,7 +111,7 @@ class Entries:
         docs = [self._entry(k, x, kwargs) for k, x in self.pairs]
         return _bracketed("{", docs, "}", kwargs)
 
-    def _entry(self, key: Any, value: Any, kwargs: dict[str, Any]) -> wl.AbstractDoc:
+    def _entry(self, key: object, value: object, kwargs: dict[str, Any]) -> wl.AbstractDoc:
         key, inner = _doc(key, kwargs) + wl.TextDoc(": "), _code_of(value)
         if isinstance(inner, Infix):
             # It is an argument of a call, so it is indented twice, and a comma follows.
@@ -191,12 +191,12 @@ def public_name(cls: type) -> str:
 # --- text -----------------------------------------------------------------------------------
 
 
-def code(value: Any, width: int = LINE) -> str:
+def code(value: object, width: int = LINE) -> str:
     """A module or plain value as the code that makes it."""
     return eqx.tree_pformat(_Laid(value), width=width, indent=4)
 
 
-def operand(value: Any) -> str:
+def operand(value: object) -> str:
     """The code of a value with parentheses around an operation, for a method call after it."""
     return eqx.tree_pformat(_Laid(value, operand=True), width=LINE, indent=4)
 
@@ -247,23 +247,23 @@ def _common_value(array: Any) -> Any:
 class _Laid:
     """A value to be printed as code."""
 
-    value: Any
+    value: object
     operand: bool = False
 
     def __pdoc__(self, **kwargs: Any) -> wl.AbstractDoc:
         return _operand(self.value, kwargs) if self.operand else _doc(self.value, kwargs)
 
 
-def _code_of(value: Any) -> Any:
+def _code_of(value: object) -> object:
     return value._code() if isinstance(value, AbstractPrinted) else value
 
 
-def _operand(value: Any, kwargs: dict[str, Any]) -> wl.AbstractDoc:
+def _operand(value: object, kwargs: dict[str, Any]) -> wl.AbstractDoc:
     inner = _code_of(value)
     return inner.in_parentheses(kwargs) if isinstance(inner, Infix) else _doc(value, kwargs)
 
 
-def _doc(value: Any, kwargs: dict[str, Any]) -> wl.AbstractDoc:
+def _doc(value: object, kwargs: dict[str, Any]) -> wl.AbstractDoc:
     if isinstance(value, np.dtype):
         return wl.TextDoc(repr(value.name))
     if isinstance(value, float | jax.Array | np.ndarray | np.generic):

@@ -107,7 +107,11 @@ class ScaleByIvon(AbstractKeyed, AbstractTransform[ScaleByIvonState]):
         return super().ask(here, loss.request("sampled parameters", here))
 
     def noise(
-        self, state: ScaleByIvonState, params: Params, context: Context | None, key: Any = None
+        self,
+        state: ScaleByIvonState,
+        params: Params,
+        context: Context | None,
+        key: Array | None = None,
     ) -> Params:
         """The noise to add to the parameters for a sample, a tree like them in at least float32.
 
@@ -183,7 +187,7 @@ def ivon(
     weight_decay: Hyperparameter = 1e-4,
     clip_radius: Hyperparameter | None = None,
     *,
-    key: Any = 0,
+    key: object = 0,
 ) -> AbstractTransform:
     """IVON: learns a Gaussian posterior of the parameters, at the cost of Adam.
 

@@ -203,7 +203,7 @@ def sophia(
     update_interval: int = 10,
     *,
     estimator: str = "hutchinson",
-    key: Any = 0,
+    key: object = 0,
     mu_dtype: Any | None = None,
     independent_decay: bool = False,
 ) -> AbstractTransform:

@@ -158,7 +158,7 @@ def apollo(
     weight_decay: Hyperparameter = 0.0,
     decay_where: WhereLike | None = None,
     per_tensor: bool = False,
-    key: Any = 0,
+    key: object = 0,
     *,
     b1: Hyperparameter = 0.9,
     b2: Hyperparameter = 0.999,

@@ -30,7 +30,7 @@ from ...where.layout import LayoutLike, Matrix
 from ...where.resolve import WhereLike
 
 
-def _check_fraction(name: str, value: Any) -> None:
+def _check_fraction(name: str, value: object) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise TypeError(f"{name} must be a float, got {value!r} of type {type(value).__name__}.")
     if not 0 < value <= 1:
@@ -202,14 +202,14 @@ def _round_of_cholesky(x: Inexact[Array, "n r"], shift: float) -> Inexact[Array,
 @advise_keywords
 def dion(
     learning_rate: Hyperparameter,
-    rank_fraction: Any = 0.25,
+    rank_fraction: object = 0.25,
     b1: Hyperparameter = 0.95,
     weight_decay: Hyperparameter = 0.0,
     decay_where: WhereLike | None = None,
     mu_dtype: Any | None = None,
     *,
     scale: str | None = "spectral",
-    key: Any = 0,
+    key: object = 0,
     where: WhereLike | None = None,
     layout: LayoutLike = None,
     adam_learning_rate: Hyperparameter | None = None,

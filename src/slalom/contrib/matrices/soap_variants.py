@@ -1,7 +1,7 @@
 """Variants of SOAP: KL-SOAP, and the signs of SPlus."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -104,7 +104,7 @@ class ScaleByKlSoap(AbstractInEigenbasis[ScaleByKlSoapState]):
     refreshes: ClassVar[tuple[str, ...]] = ("rotated_mu", "basis")
 
     def init(self, params: Params) -> ScaleByKlSoapState:
-        def variances(rows: int, columns: int, dtype: Any) -> tuple[Array, ...]:
+        def variances(rows: int, columns: int, dtype: np.dtype) -> tuple[Array, ...]:
             factors = self.zeros(rows, columns, dtype)
             return tuple(jnp.zeros(len(x), tree.real_dtype(dtype)) for x in factors)
 
@@ -232,10 +232,10 @@ class ScaleBySplus(AbstractRefreshed[ScaleBySplusState]):
     refreshes: ClassVar[tuple[str, ...]] = ("basis",)
 
     def init(self, params: Params) -> ScaleBySplusState:
-        def zeros(rows: int, columns: int, dtype: Any) -> tuple[Array, ...]:
+        def zeros(rows: int, columns: int, dtype: np.dtype) -> tuple[Array, ...]:
             return zeros_of_sides((rows, columns), self.max_size, dtype)
 
-        def identity(rows: int, columns: int, dtype: Any) -> tuple[Array, ...]:
+        def identity(rows: int, columns: int, dtype: np.dtype) -> tuple[Array, ...]:
             return tuple(jnp.eye(len(x), dtype=dtype) for x in zeros(rows, columns, dtype))
 
         return ScaleBySplusState(

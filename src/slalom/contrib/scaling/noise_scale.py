@@ -1,7 +1,5 @@
 """The gradient noise scale: how large a batch is useful."""
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -70,7 +68,12 @@ class MeasureGradientNoise(AbstractPerExampleTransform):
         return sums, tree.map_leaves(lambda _, g: jnp.sum(tree.abs_squared(g)), (grads,))
 
     def finish(
-        self, total: Updates, counts: PyTree, size: int, state: Any, context: Context | None
+        self,
+        total: Updates,
+        counts: PyTree,
+        size: int,
+        state: MeasureGradientNoiseState,
+        context: Context | None,
     ) -> tuple[Updates, MeasureGradientNoiseState]:
         if size < 2 and jax.tree.leaves(total):
             raise ValueError(

@@ -274,7 +274,7 @@ _ORTHOGONAL = (Orthogonalize, ScaleByDion)
 _OVER_MATRICES = (AbstractInEigenbasis, *_ORTHOGONAL, ScaleByKron, ScaleByShampoo)
 
 
-def rule_of(link: Any) -> AbstractTransform | None:
+def rule_of(link: object) -> AbstractTransform | None:
     """The rule that decides how large the updates of a link are, if `mup` knows it."""
     link = getattr(link, "magnitude", link)  # of a `Graft`
     return link if isinstance(link, (Identity, *_LIKE_ADAM, *_OVER_MATRICES)) else None
@@ -326,7 +326,7 @@ def _growth(path: str, wide: Layout, small: Layout, letters: str) -> float:
 def trainable(model: PyTree) -> PyTree:
     """The floating and complex arrays of a model, or arrays of these shapes that take no memory."""
 
-    def array(x: Any) -> Any:
+    def array(x: PyTree) -> PyTree:
         if isinstance(x, jax.ShapeDtypeStruct):
             x = np.broadcast_to(np.zeros((), x.dtype), x.shape)
         return x if tree.is_inexact(x) else None

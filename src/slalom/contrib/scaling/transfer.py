@@ -1,7 +1,5 @@
 """Learning rates that carry over from a narrow model to a wide one."""
 
-from typing import Any
-
 import equinox as eqx
 from jaxtyping import PyTree
 
@@ -47,7 +45,7 @@ _NEUTRAL = (
 
 @advise_keywords
 def transfer(
-    tx: AbstractTransform, model: Any, base: Any, layout: LayoutLike = None
+    tx: AbstractTransform, model: PyTree, base: PyTree, layout: LayoutLike = None
 ) -> AbstractTransform:
     """Carries learning rates that suit a narrow model over to a wide one (μP).
 

@@ -4,6 +4,7 @@ import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -35,7 +36,7 @@ def _parsed(role: str) -> tuple[int, tuple[tuple[str, int], ...]] | None:
     return int(found[1] or 1), tuple((p[2], int(p[1] or 1)) for p in parts if p is not None)
 
 
-def _check_roles(name: str, given: Any) -> None:
+def _check_roles(name: str, given: object) -> None:
     if not isinstance(given, Cases):
         raise TypeError(
             f"{name} takes a mapping from selectors to what they select, such as "
@@ -187,7 +188,7 @@ class QKClip(AbstractStatelessTransform):
             for own in self._outputs(params)
         ]
 
-        def scaled(now: Any, u: Array, p: Array, own: tuple[Array, ...]) -> Array:
+        def scaled(now: SimpleNamespace, u: Array, p: Array, own: tuple[Array, ...]) -> Array:
             if not own:
                 return u
             # Selected, and not added as 0·(p + u), which may be NaN.

@@ -23,7 +23,7 @@ def chunk_field() -> Any:
     return checked_field(_check_chunk, None)
 
 
-def _check_solver(name: str, solver: Any) -> None:
+def _check_solver(name: str, solver: object) -> None:
     if solver not in SOLVERS and not callable(solver):
         *most, last = map(repr, SOLVERS)
         raise ValueError(
@@ -32,7 +32,7 @@ def _check_solver(name: str, solver: Any) -> None:
         )
 
 
-def _check_chunk(name: str, chunk: Any) -> None:
+def _check_chunk(name: str, chunk: object) -> None:
     if not isinstance(chunk, int) or isinstance(chunk, bool):
         raise TypeError(f"{name} must be an int, a number of examples, got {chunk!r}.")
     if chunk < 1:

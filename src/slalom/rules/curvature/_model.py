@@ -72,7 +72,7 @@ def bounded(system: System, radius: Scalar, guess: Scalar) -> Bounded:
     start = jnp.clip(guess, low, jnp.maximum(low, high))
     start = jnp.where(start == 0, steepest / free.length, start)
 
-    def unmet(s: _Search) -> Any:
+    def unmet(s: _Search) -> Array:
         return s.on & (s.iteration < MOST_ITERATIONS)
 
     def improve(s: _Search) -> _Search:

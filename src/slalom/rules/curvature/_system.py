@@ -195,7 +195,7 @@ def system_bytes(params: Params) -> int:
     return size**2 * dtype.itemsize
 
 
-def check_qr(who: str, solver: Any, form: str, linear: Linearization) -> None:
+def check_qr(who: str, solver: object, form: str, linear: Linearization) -> None:
     """Raises an error where QR would need a matrix that is not there."""
     if solver == "qr" and not may_be_qr(form, linear):
         reason = "`chunk`" if linear.chunk is not None else "a loss of outputs"

@@ -134,7 +134,7 @@ class ScaleByGaussNewton(AbstractTransform[ScaleByGaussNewtonState]):
         dtype = linear.dtype
         stuck = same(params, state.params) & jnp.any(state.age > 0)
 
-        def number(x: Any) -> Scalar:
+        def number(x: Array) -> Scalar:
             return jnp.asarray(x, dtype)
 
         vector, gradient, before = linear.vector, linear.gradient, None
@@ -155,7 +155,7 @@ class ScaleByGaussNewton(AbstractTransform[ScaleByGaussNewtonState]):
         def failed(x: Array) -> Array:
             return ~jnp.all(jnp.isfinite(x))
 
-        def again(carry: Any) -> Any:
+        def again(carry: tuple[Any, ...]) -> Any:
             tried, damping, _ = carry
             damping = jnp.maximum(10 * damping, floor)
             return tried + 1, damping, solve(damping)
@@ -209,9 +209,9 @@ def gauss_newton(
     damping: Hyperparameter = 1e-7,
     *,
     form: str = "auto",
-    solver: Any = "auto",
+    solver: object = "auto",
     chunk: int | None = None,
-    linesearch: Any = BACKTRACKING,
+    linesearch: AbstractTransform | None = BACKTRACKING,
 ) -> AbstractTransform:
     """Gauss–Newton, with a line search.
 
@@ -259,7 +259,7 @@ def natural_gradient(
     *,
     max_norm: Hyperparameter | None = None,
     form: str = "auto",
-    solver: Any = "auto",
+    solver: object = "auto",
     chunk: int | None = None,
 ) -> AbstractTransform:
     """SPRING: energy natural gradient descent, with momentum.

@@ -134,7 +134,7 @@ class ScaleByLbfgs(AbstractTransform[ScaleByLbfgsState]):
         count = jnp.where(ss == 0, 0, state.count)
         position = count % self.memory_size
 
-        def store(memory: Any, new: Any) -> Any:
+        def store(memory: Array, new: Array) -> Array:
             new = jnp.where(good, jnp.asarray(new, memory.dtype), _at(memory, position))
             return jax.lax.dynamic_update_index_in_dim(memory, new, position, 0)
 
@@ -160,7 +160,7 @@ class ScaleByLbfgs(AbstractTransform[ScaleByLbfgsState]):
             return updates
         dtype = sum_dtype(params)
 
-        def vector(tree: Any) -> Array:
+        def vector(tree: PyTree) -> Array:
             return to_vector(tree, dtype)
 
         positions = (state.count - 1 - self._ranks(state)) % self.memory_size
@@ -193,21 +193,21 @@ class ScaleByLbfgs(AbstractTransform[ScaleByLbfgsState]):
         stored = (ranks < state.count) & (sy > jnp.finfo(sy.dtype).tiny)
         weights = jnp.where(stored, 1 / jnp.where(stored, sy, 1), 0)
 
-        def pair(position: Any) -> Any:
+        def pair(position: Any) -> PyTree:
             memories = (state.diff_params, state.diff_updates)
             return jax.tree.map(lambda memory: _at(memory, position), memories)
 
-        def product(weight: Any, a: Any, b: Any) -> Any:
+        def product(weight: Array, a: PyTree, b: PyTree) -> Array:
             return weight * jnp.asarray(tree.inner(a, b), weight.dtype)
 
-        def newest_first(q: Any, pair_numbers: Any) -> Any:
+        def newest_first(q: PyTree, pair_numbers: Any) -> PyTree:
             position, weight = pair_numbers
             s, y = pair(position)
             alpha = product(weight, s, q)
             now = SimpleNamespace(alpha=alpha)
             return tree.map_leaves(lambda now, q, y: q - now.alpha * y, (q, y), now), alpha
 
-        def oldest_first(r: Any, pair_numbers: Any) -> Any:
+        def oldest_first(r: PyTree, pair_numbers: Any) -> PyTree:
             position, weight, alpha = pair_numbers
             s, y = pair(position)
             beta = alpha - product(weight, y, r)
@@ -235,7 +235,7 @@ def _total(products: PyTree, shape: tuple[int, ...] = ()) -> Array:
     return sum((jnp.asarray(x, dtype) for x in leaves), jnp.zeros(shape, dtype))
 
 
-def _at(memory: Any, position: Any) -> Any:
+def _at(memory: PyTree, position: Any) -> PyTree:
     return jax.lax.dynamic_index_in_dim(memory, position, keepdims=False)
 
 

@@ -335,7 +335,7 @@ def levenberg_marquardt(
     acceleration: Hyperparameter | None = 0.75,
     max_tries: int = 10,
     form: str = "auto",
-    solver: Any = "auto",
+    solver: object = "auto",
     chunk: int | None = None,
     bounds: Any = None,
 ) -> AbstractTransform:

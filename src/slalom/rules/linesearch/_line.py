@@ -56,7 +56,7 @@ class Line(NamedTuple):
         return there if self.box is None else _clipped(there, self.box.bounds)
 
     @property
-    def descends(self) -> Any:
+    def descends(self) -> Bool[Array, ""]:
         """Whether there is anything to search."""
         descends = self.slope <= 0  # false for NaN
         return descends if self.box is None else descends & ~self.box.outside
@@ -88,7 +88,7 @@ class _LineBounds(NamedTuple):
 
 
 def _clipped(params: Params, bounds: tuple[Params, Params]) -> Params:
-    def clip(x: Any, lower: Any, upper: Any) -> Any:
+    def clip(x: Array, lower: Array, upper: Array) -> Array:
         if jnp.iscomplexobj(x):
             return x  # which has no bounds
         return jnp.clip(x, tree.cast(lower, x.dtype), tree.cast(upper, x.dtype))

@@ -1,5 +1,6 @@
 """The backtracking line search."""
 
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
@@ -117,7 +118,7 @@ class ScaleByBacktrackingLinesearch(AbstractLinesearch):
         now = numbers(self, context)
         first = jnp.minimum(now.increase_factor * state.guess, now.max_learning_rate)
 
-        def lower(value: Scalar) -> Any:
+        def lower(value: Scalar) -> Array:
             return jnp.isfinite(value) & (value < along.value)
 
         def shorten(t: _Trial) -> _Trial:
@@ -138,7 +139,7 @@ class ScaleByBacktrackingLinesearch(AbstractLinesearch):
                 )
             return _Trial(rate, value, error, tried, grad)
 
-        def unmet(t: _Trial) -> Any:
+        def unmet(t: _Trial) -> Array:
             again = (t.error > now.atol) & (t.tried <= self.max_backtracking_steps)
             return along.descends & again
 
@@ -191,7 +192,7 @@ class ScaleByBacktrackingLinesearch(AbstractLinesearch):
         }
 
 
-def _report(met: Any, rate: Any, error: Any, value: Any, slope: Any) -> None:
+def _report(met: Array, rate: Array, error: Array, value: Array, slope: Array) -> None:
     def print_message() -> None:
         jax.debug.print(
             "ScaleByBacktrackingLinesearch found no learning rate that lowers the loss enough: "
@@ -205,7 +206,7 @@ def _report(met: Any, rate: Any, error: Any, value: Any, slope: Any) -> None:
     jax.lax.cond(met, lambda: None, print_message)
 
 
-def _decrease_error(now: Any, along: Line, rate: Scalar, value: Scalar) -> Scalar:
+def _decrease_error(now: SimpleNamespace, along: Line, rate: Scalar, value: Scalar) -> Scalar:
     """How far the loss at this rate is above the bound of a sufficient decrease."""
     bound = along.value + now.rtol * jnp.abs(along.value)
     error = value - bound - rate * now.slope_rtol * along.slope

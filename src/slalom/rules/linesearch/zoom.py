@@ -1,5 +1,6 @@
 """A line search for the strong Wolfe conditions."""
 
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
@@ -194,7 +195,9 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
             grad=tree.cast_like(best.grad, state.grad),
         )
 
-    def _try(self, search: _ZoomSearch, along: Line, now: Any, guess: Scalar) -> _ZoomSearch:
+    def _try(
+        self, search: _ZoomSearch, along: Line, now: SimpleNamespace, guess: Scalar
+    ) -> _ZoomSearch:
         """Tries one more rate; both phases share this evaluation of the loss."""
         # A Python float would not do: the guess is float64 still where x64 was switched off.
         limit = jnp.full_like(guess, jnp.finfo(guess.dtype).max)
@@ -247,7 +250,7 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
             best=_pick(better, _Best(new.rate, new.value, decrease, curvature, grad), best),
         )
 
-    def _errors(self, new: _TriedRate, along: Line, now: Any) -> tuple[Scalar, Scalar]:
+    def _errors(self, new: _TriedRate, along: Line, now: SimpleNamespace) -> tuple[Scalar, Scalar]:
         """The amount by which a point misses each condition; infinite if the loss is not finite."""
         rise = new.value - along.value
         decrease = rise - now.slope_rtol * new.rate * along.slope
@@ -281,7 +284,7 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
         }
 
 
-def _pick(condition: Any, yes: Any, no: Any) -> Any:
+def _pick(condition: Array, yes: PyTree, no: PyTree) -> PyTree:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
@@ -324,7 +327,7 @@ def _between(low: _TriedRate, high: _TriedRate, cubic: Scalar) -> Scalar:
     return low.rate + inside * width
 
 
-def _report(tol: Any, best: _Best, along: Line) -> None:
+def _report(tol: Array, best: _Best, along: Line) -> None:
     def print_message() -> None:
         jax.debug.print(
             "ScaleByZoomLinesearch found no learning rate that meets both conditions: used {rate}, "

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Inexact, Int
 
 from ... import fields, tree
@@ -71,7 +72,7 @@ def has_factor(shape: Sequence[int], max_size: int) -> tuple[bool, bool]:
     return rows <= max_size, columns <= max_size
 
 
-def zeros_of_sides(shape: Sequence[int], max_size: int, dtype: Any) -> tuple[Array, ...]:
+def zeros_of_sides(shape: Sequence[int], max_size: int, dtype: np.dtype) -> tuple[Array, ...]:
     """Zeros for the factor of each side that has one."""
     sides = zip(has_factor(shape, max_size), shape, strict=True)
     return tuple(jnp.zeros((n, n), dtype) for has, n in sides if has)

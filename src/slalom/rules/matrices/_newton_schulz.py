@@ -130,7 +130,7 @@ def balanced(
 def _on_matrices(x: Array, gram: Array | None, triples: tuple[Triple, ...]) -> Array:
     """Each step as it is written: aX + (b·A + c·A²)X with A = XXᴴ."""
 
-    def step(x: Array, gram: Array, triple: Any) -> Array:
+    def step(x: Array, gram: Array, triple: Triple | Array) -> Array:
         a, b, c = triple
         return a * x + (b * gram + c * (gram @ gram)) @ x
 
@@ -175,7 +175,7 @@ def _gram(x: Array) -> Array:
 # --- the first scaling ----------------------------------------------------------------------
 
 
-def divided_by_norm(x: Array, eps: Any, axes: tuple[int, ...] = (-2, -1)) -> Array:
+def divided_by_norm(x: Array, eps: Scalar | float, axes: tuple[int, ...] = (-2, -1)) -> Array:
     """X / ((1 + ε)·‖X‖) with the norm over these axes, for numbers of any size; 0 / 0 = 0."""
     small, norm, _ = tree.norms_along(x, axes)
     divisor = norm * (1 + jnp.asarray(eps, norm.dtype))

@@ -59,7 +59,7 @@ def first_shift(x: Inexact[Array, "n m"]) -> float:
 
 
 def products_and_factor(
-    x: Inexact[Array, "n m"], shift: Any
+    x: Inexact[Array, "n m"], shift: Array | float
 ) -> tuple[Inexact[Array, "m m"], Inexact[Array, "m m"]]:
     """xᴴ·x, and the Cholesky factor of xᴴ·x + shift·I: NaN if there is none."""
     with jax.default_matmul_precision("highest"):
@@ -80,7 +80,7 @@ def orthonormal(x: Inexact[Array, "n n"]) -> Inexact[Array, "n n"]:
     """
     real = tree.real_dtype(x.dtype)
 
-    def round_of(carry: Any) -> Any:
+    def round_of(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         x, shift, _, rounds = carry
         products, factor = products_and_factor(x, shift)
         far = jnp.max(jnp.abs(products - jnp.eye(len(x), dtype=x.dtype)))
@@ -93,7 +93,7 @@ def orthonormal(x: Inexact[Array, "n n"]) -> Inexact[Array, "n n"]:
         x, shift = jnp.where(found, new, x), jnp.where(found, shift, 16 * shift)
         return x, shift, jnp.where(found, far, jnp.inf), rounds + 1
 
-    def goes_on(carry: Any) -> Any:
+    def goes_on(carry: tuple[Any, ...]) -> Array:
         _, _, far, rounds = carry
         return (far > _NEAR) & (rounds < _MOST_ROUNDS)
 
@@ -103,7 +103,7 @@ def orthonormal(x: Inexact[Array, "n n"]) -> Inexact[Array, "n n"]:
 
 
 @orthonormal.defjvp
-def _orthonormal_jvp(primals: Any, tangents: Any) -> Any:
+def _orthonormal_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
     (x,), (t,) = primals, tangents
     q = orthonormal(x)
     relative = jax.lax.linalg.triangular_solve(adjoint(q) @ x, t, left_side=False, lower=False)

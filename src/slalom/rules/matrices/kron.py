@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Inexact, Int, PyTree, UInt32
 
@@ -99,7 +100,7 @@ class ScaleByKron(AbstractKeyed, AbstractRule[ScaleByKronState]):
     def init(self, params: Params) -> ScaleByKronState:
         scale = tree.root(self.at(Context(step=0)).preconditioner_init_scale)
 
-        def first(rows: int, columns: int, dtype: Any) -> tuple[Array, ...]:
+        def first(rows: int, columns: int, dtype: np.dtype) -> tuple[Array, ...]:
             sides = zip(has_factor((rows, columns), self.max_size), (rows, columns), strict=True)
             ones = [jnp.eye(n, dtype=dtype) if has else jnp.ones(n, dtype) for has, n in sides]
             return tuple(one * scale.astype(dtype) for one in ones)
@@ -231,7 +232,7 @@ def kron(
     mu_dtype: Any | None = None,
     *,
     clip: Hyperparameter = 1.1,
-    key: Any = 0,
+    key: object = 0,
     where: WhereLike | None = None,
     layout: LayoutLike = None,
     adam_learning_rate: Hyperparameter | None = None,

@@ -36,7 +36,7 @@ from ._routing import chosen, decay_if_any, with_adam_elsewhere
 from ._stacks import devices_as_text, map_matrices
 
 
-def _as_triples(given: Any) -> Any:
+def _as_triples(given: object) -> object:
     if isinstance(given, str) or not isinstance(given, Sequence | np.ndarray):
         return given
     is_triple = len(given) == 3 and all(isinstance(x, int | float | np.number) for x in given)
@@ -47,7 +47,7 @@ def _as_triples(given: Any) -> Any:
         return repr(given)  # refused by the check
 
 
-def _check_coefficients(name: str, given: Any) -> None:
+def _check_coefficients(name: str, given: object) -> None:
     if isinstance(given, str):
         good = given == "standard" or given in SETS
     else:

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import fields, tree
@@ -12,7 +13,7 @@ from ..._core.engine.matrices import matrices_or_none, of_matrices
 from ..._core.protocol.chain import chain
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.messages import advise_keywords
-from ...tree.types import Hyperparameter, Params
+from ...tree.types import Hyperparameter, Params, Scalar
 from ...where.layout import LayoutLike, Matrix
 from ...where.resolve import WhereLike
 from ..low_memory.rms import ScaleByRms
@@ -81,7 +82,7 @@ class ScaleByShampoo(AbstractRefreshed[ScaleByShampooState]):
     refreshes: ClassVar[tuple[str, ...]] = ("roots",)
 
     def init(self, params: Params) -> ScaleByShampooState:
-        def blocks(rows: int, columns: int, dtype: Any) -> tuple[Array, Array]:
+        def blocks(rows: int, columns: int, dtype: np.dtype) -> tuple[Array, Array]:
             return _Blocks.of((rows, columns), self.block_size).zeros(dtype)
 
         # Two trees, since no two leaves of a state may share a buffer.
@@ -165,7 +166,7 @@ class _Blocks(NamedTuple):
         """The number of blocks; nothing for one."""
         return () if self.down == self.across == 1 else (self.down * self.across,)
 
-    def zeros(self, dtype: Any) -> tuple[Array, Array]:
+    def zeros(self, dtype: np.dtype) -> tuple[Array, Array]:
         return (
             jnp.zeros((*self.number, self.height, self.height), dtype),
             jnp.zeros((*self.number, self.width, self.width), dtype),
@@ -195,7 +196,7 @@ class _Blocks(NamedTuple):
 # --- numbers --------------------------------------------------------------------------------
 
 
-def _inverse_fourth_root(x: Inexact[Array, "n n"], eps: Any) -> Inexact[Array, "n n"]:
+def _inverse_fourth_root(x: Inexact[Array, "n n"], eps: Scalar) -> Inexact[Array, "n n"]:
     """(x + ε·λ·I)^(−1/4) of a positive semidefinite matrix with largest eigenvalue λ."""
     limits = jnp.finfo(tree.real_dtype(x.dtype))
     # The diagonal of a stack of one: for that of one matrix JAX has a conditional by platform.
@@ -221,7 +222,7 @@ def shampoo(
     eps: Hyperparameter = 1e-6,
     weight_decay: Hyperparameter = 0.0,
     decay_where: WhereLike | None = None,
-    precondition_frequency: Any = 10,
+    precondition_frequency: Hyperparameter = 10,
     block_size: int = 1024,
     mu_dtype: Any | None = None,
     *,

@@ -98,7 +98,7 @@ class AbstractInEigenbasis(AbstractRefreshed[EigenState]):
         mu = jnp.where(keep, leaf.rotated_mu, 0) * self.mu_scale
         return out_of_basis(mu / divisor, leaf.basis, self.max_size)
 
-    def zeros(self, rows: int, columns: int, dtype: Any) -> tuple[Array, ...]:
+    def zeros(self, rows: int, columns: int, dtype: np.dtype) -> tuple[Array, ...]:
         """The factors of a matrix before the first step."""
         return zeros_of_sides((rows, columns), self.max_size, dtype)
 
@@ -239,7 +239,7 @@ def soap(
     eps: Hyperparameter = 1e-8,
     weight_decay: Hyperparameter = 0.0,
     decay_where: WhereLike | None = None,
-    precondition_frequency: Any = 10,
+    precondition_frequency: Hyperparameter = 10,
     shampoo_beta: Hyperparameter | None = None,
     max_size: int = 10_000,
     mu_dtype: Any | None = None,

@@ -195,7 +195,7 @@ class Monitor(_AbstractMonitor):
         return constructor_call(self, measures=dict(zip(self.names, measures, strict=True)))
 
 
-def _check_measure(who: str, measure: Any) -> None:
+def _check_measure(who: str, measure: object) -> None:
     if not is_function(measure):
         raise TypeError(
             f"{who}.measure must be a function of the updates, such as `sl.tree.global_norm`, got "

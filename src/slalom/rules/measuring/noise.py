@@ -96,7 +96,7 @@ def noisy_sgd(
     learning_rate: Hyperparameter,
     eta: Hyperparameter = 0.01,
     gamma: Hyperparameter = 0.55,
-    key: Any = 0,
+    key: object = 0,
 ) -> AbstractTransform:
     """Gradient descent with decaying noise.
 
@@ -163,7 +163,12 @@ class PerExampleGlobalNormClip(AbstractPerExampleTransform):
         return _clipped_sum(grads, self.at(context).l2_norm_clip)
 
     def finish(
-        self, total: Updates, counts: PyTree, size: int, state: Any, context: Context | None
+        self,
+        total: Updates,
+        counts: PyTree,
+        size: int,
+        state: PerExampleClipState,
+        context: Context | None,
     ) -> tuple[Updates, PerExampleClipState]:
         del size, state, context
         return total, PerExampleClipState(counts)
@@ -223,7 +228,12 @@ class PerExampleLayerNormClip(AbstractPerExampleTransform):
         return structure.unflatten(sums), structure.unflatten(counts)
 
     def finish(
-        self, total: Updates, counts: PyTree, size: int, state: Any, context: Context | None
+        self,
+        total: Updates,
+        counts: PyTree,
+        size: int,
+        state: PerExampleLayerNormClipState,
+        context: Context | None,
     ) -> tuple[Updates, PerExampleLayerNormClipState]:
         del size, state, context
         return total, PerExampleLayerNormClipState(counts)
@@ -278,7 +288,12 @@ class DifferentiallyPrivateAggregate(AbstractKeyed, AbstractPerExampleTransform)
         return _clipped_sum(grads, self.at(context).l2_norm_clip)
 
     def finish(
-        self, total: Updates, counts: PyTree, size: int, state: Any, context: Context | None
+        self,
+        total: Updates,
+        counts: PyTree,
+        size: int,
+        state: DifferentiallyPrivateAggregateState,
+        context: Context | None,
     ) -> tuple[Updates, DifferentiallyPrivateAggregateState]:
         now = self.at(context)
         leaves, structure = jax.tree.flatten(total)
@@ -318,7 +333,7 @@ def _clipped_sum(updates: PyTree, clip: Scalar) -> tuple[PyTree, Int[Array, ""]]
     return tree.map_leaves(rule, (updates,)), jnp.sum(~within, dtype=jnp.int32)
 
 
-def _normal(key: Any, like: Array) -> Array:
+def _normal(key: Array, like: Array) -> Array:
     """Noise with variance 1 in each real number."""
     if not jnp.iscomplexobj(like):
         return jax.random.normal(key, like.shape, like.dtype)
@@ -330,7 +345,7 @@ def dpsgd(
     learning_rate: Hyperparameter,
     l2_norm_clip: Hyperparameter,
     noise_multiplier: Hyperparameter,
-    key: Any,
+    key: object,
     momentum: Hyperparameter | None = None,
     nesterov: bool = False,
 ) -> AbstractTransform:

@@ -1,6 +1,6 @@
 """One step size for all leaves from the distance traveled: DoG and DoWG."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -205,9 +205,9 @@ class ScaleByDistanceOverGradients(AbstractRule[ScaleByDistanceOverGradientsStat
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (sign_of(self.global_scale),) * len(jax.tree.leaves(params))
 
-    def _start_dtype(self, own: Any) -> np.dtype:
+    def _start_dtype(self, own: np.dtype) -> np.dtype:
         return own if self.param_dtype is None else tree.storage_dtype(own, self.param_dtype)
 
 
-def _zero(x: Any) -> Array:
+def _zero(x: PyTree) -> Array:
     return jnp.zeros((), sum_dtype(x))

@@ -1,6 +1,6 @@
 """Transforms that clip updates."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -125,7 +125,7 @@ class ClipByBlockRms(AbstractRule[None]):
         return g * clip_factor(tree.rms(g), self.threshold)
 
 
-def clip_factor(size: Any, limit: Any) -> Any:
+def clip_factor(size: Array, limit: Array | float) -> Array:
     """min(1, limit / size), or NaN if the size is not finite."""
     # `size <= limit` is false for a NaN. An infinite size, which may be a norm of finite updates
     # that no float holds, becomes NaN because a factor of 0 would silently stop the training.
@@ -212,7 +212,7 @@ class ZClip(AbstractRule[ZClipState]):
         return g * self.factor
 
     def _moved(
-        self, state: Any, norm: Scalar, is_warm: Array, decay: Scalar
+        self, state: ZClipState, norm: Scalar, is_warm: Array, decay: Scalar
     ) -> tuple[Array, Array, Array]:
         """The age, mean and standard deviation with one more norm."""
         age = tree.increment(state.age)

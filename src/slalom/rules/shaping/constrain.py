@@ -1,6 +1,6 @@
 """Transforms that zero or restrict updates."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -28,7 +28,7 @@ class SetToZero(AbstractRule[None]):
     def direction(self, g, leaf):
         return jnp.zeros_like(g)
 
-    def has_updated(self, state: Any) -> bool:
+    def has_updated(self, state: object) -> bool:
         del state
         return False
 

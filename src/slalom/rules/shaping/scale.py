@@ -129,7 +129,7 @@ class ScaleBy(AbstractTransform[None]):
     def update(
         self,
         updates: Updates,
-        state: Any,
+        state: None,
         params: Params | None = None,
         context: Context | None = None,
     ) -> tuple[Updates, None]:

@@ -18,12 +18,12 @@ from ..._core.protocol.writer import Writer
 from ..._core.text.messages import uncalled
 from ...combine import AbstractCombination, Terms
 from ...tree.dtypes import canonical_float
-from ...tree.types import Gradients, Params
+from ...tree.types import Gradients, Params, PyTree
 
 _T = TypeVar("_T")
 
 
-def _check_combination(name: str, given: Any) -> None:
+def _check_combination(name: str, given: object) -> None:
     if not isinstance(given, AbstractCombination):
         raise TypeError(
             f"{name} must be a combination of losses, such as `sl.combine.UPGrad()`, got "
@@ -56,9 +56,9 @@ _MERGES = {
 class CombineState(eqx.Module):
     """The state of `Combine`."""
 
-    inner: Any
+    inner: PyTree
     """The inner transform's state."""
-    combination: Any
+    combination: PyTree
     """The combination's state."""
     losses: Float[Array, "*terms"]
     """The terms of the last step."""

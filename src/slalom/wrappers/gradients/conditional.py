@@ -18,7 +18,7 @@ from ..._core.protocol.wrapper import AbstractPacedWrapper, AbstractWrapper, run
 from ..._core.protocol.writer import Writer
 from ..._core.text.printing import code
 from ...tree.dtypes import as_canonical, as_float, canonical_float
-from ...tree.types import Gradients, Params, Scalar, Updates, is_function
+from ...tree.types import Gradients, Params, PyTree, Scalar, Updates, is_function
 
 
 class WhenState(eqx.Module):
@@ -28,11 +28,11 @@ class WhenState(eqx.Module):
     """Whether the condition held in the last step."""
     count: Int[Array, "*runs"]
     """The number of steps in which it held: the inner transform's clock."""
-    inner: Any
+    inner: PyTree
     """The inner transform's state."""
 
 
-def _check_condition(name: str, condition: Any) -> None:
+def _check_condition(name: str, condition: object) -> None:
     if not is_function(condition):
         raise TypeError(
             f"{name} must be a function `condition(context, updates)` that returns a bool scalar, "
@@ -79,14 +79,14 @@ class When(AbstractWrapper[WhenState]):
         state, part = here.state, self.inner_part(here)
         holds = self._holds(here.context, updates)
 
-        def step(inner_state: Any) -> tuple[Any, Any]:
+        def step(inner_state: PyTree) -> tuple[Any, Any]:
             return part._replace(state=inner_state).run(write, updates)
 
         if self.otherwise == "pass" and write.returns:
             shapes, _ = jax.eval_shape(step, state.inner)
             passed = tree.cast_like(updates, shapes)
 
-            def idle(inner_state: Any) -> tuple[Any, Any]:
+            def idle(inner_state: PyTree) -> tuple[Any, Any]:
                 return passed, skipped(part._replace(state=inner_state))
 
             result, inner = jax.lax.cond(holds, step, idle, state.inner)
@@ -145,7 +145,7 @@ class IfFiniteState(eqx.Module):
     """The total number of non-finite steps."""
     count: Int[Array, "*runs"]
     """The number of steps of the inner transform: its clock."""
-    inner: Any
+    inner: PyTree
     """The inner transform's state."""
 
 
@@ -192,10 +192,10 @@ class IfFinite(AbstractPacedWrapper[IfFiniteState]):
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, IfFiniteState]:
         state, part = here.state, self.inner_part(here.with_context())
 
-        def step(inner_state: Any) -> tuple[Any, Any]:
+        def step(inner_state: PyTree) -> tuple[Any, Any]:
             return part._replace(state=inner_state).run(write, updates)
 
-        def result_is_finite(inner_state: Any) -> Array:
+        def result_is_finite(inner_state: PyTree) -> Array:
             return tree.all_finite(write.plain(step(inner_state)[0]))
 
         finite = tree.all_finite(updates)
@@ -261,7 +261,7 @@ class SkipSpikesState(eqx.Module):
     """The distance of the last value from the mean, in standard deviations."""
     count: Int[Array, "*runs"]
     """The number of steps of the inner transform: its clock."""
-    inner: Any
+    inner: PyTree
     """The inner transform's state."""
     recent: Float[Array, "*runs watched window"] = fields.until_reset()
     """The last values of the loss and of the gradient norm in steps that were not skipped."""
@@ -337,7 +337,7 @@ class SkipSpikes(AbstractPacedWrapper[SkipSpikesState]):
 
         part = self.inner_part(here)
 
-        def step(inner_state: Any) -> tuple[Any, Any]:
+        def step(inner_state: PyTree) -> tuple[Any, Any]:
             return part._replace(state=inner_state).run(write, updates)
 
         result, inner = run_if(runs, step, write, here.params, state.inner, skips=part)

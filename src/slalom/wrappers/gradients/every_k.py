@@ -26,7 +26,7 @@ from ...tree.types import Gradients, Params, Updates
 from .skip import AbstractSkip, as_skip, evaluate_skip
 
 
-def _as_skip(skip: Any) -> Any:
+def _as_skip(skip: object) -> Any:
     return None if skip is None else as_skip(skip)
 
 
@@ -76,7 +76,7 @@ class EveryKState(eqx.Module):
     """The number of completed windows: the inner transform's clock."""
     updated: Bool[Array, ""]
     """Whether the last mini-step completed a window."""
-    inner: Any
+    inner: PyTree
     """The inner transform's state."""
     skip: dict[str, Array] | None
     """The report of the skip condition on the last mini-batch."""
@@ -243,7 +243,7 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
                 new = merge.read(entry, merged[name])
                 merged[name] = _unless(skip, new, merged[name])
 
-        def step(accumulated: Any, inner_state: Any) -> tuple[Any, Any]:
+        def step(accumulated: PyTree, inner_state: PyTree) -> tuple[Any, Any]:
             return part._replace(state=inner_state).run(write, accumulated)
 
         done = state.mini_step + 1 >= self._window(state.count)
@@ -307,10 +307,10 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
         skip: Bool[Array, ""] | None,
         context: Context | None,
     ) -> PyTree:
-        def add_to_mean(now: Any, a: Any, g: Any) -> Any:
+        def add_to_mean(now: SimpleNamespace, a: Array, g: Array) -> Array:
             return _unless(skip, _mean(a, g, now.first, now.weight, now.share), a)
 
-        def add_to_sum(now: Any, a: Any, g: Any) -> Any:
+        def add_to_sum(now: SimpleNamespace, a: Array, g: Array) -> Array:
             before = jnp.where(now.first, 0, a)
             return _unless(skip, jnp.where(now.weight == 0, before, before + g * now.weight), a)
 
@@ -330,7 +330,7 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
         inner = self._redrawn(state.mini_step == 0, state.inner)
         return state if inner is state.inner else dataclasses.replace(state, inner=inner)
 
-    def _redrawn(self, begins: Bool[Array, ""], inner: Any) -> Any:
+    def _redrawn(self, begins: Bool[Array, ""], inner: PyTree) -> PyTree:
         """The inner transform's state after a mini-batch that was skipped. A window that has begun
         keeps its sample."""
         new = skipped(Part.root(self.inner, inner))
@@ -358,12 +358,12 @@ def _weights(state: EveryKState, context: Context) -> tuple[Array, Array]:
     return weight, jnp.where(state.mini_step == 0, 0, state.weight) + weight
 
 
-def _unless(skip: Any, new: Any, before: Any) -> Any:
+def _unless(skip: Bool[Array, ""] | None, new: Array, before: Array) -> Array:
     """The new value, or the old one bit by bit where the mini-batch is skipped."""
     return new if skip is None else jnp.where(skip, before, new)
 
 
-def _mean(before: Any, new: Any, first: Any, weight: Any, share: Any) -> Any:
+def _mean(before: Array, new: Array, first: Array, weight: Array, share: Array) -> Array:
     """A running mean with one more value. The first value overwrites; weight 0 changes nothing."""
     change = (new - before) * share
     # The difference of two infinities is NaN, and that of two large numbers may overflow.

@@ -23,9 +23,9 @@ from ..parameters.write import Write
 class GraftState(eqx.Module):
     """The state of `Graft`."""
 
-    inner: Any
+    inner: PyTree
     """The state of the transform that gives the direction."""
-    magnitude: Any
+    magnitude: PyTree
     """The state of the transform that gives the length."""
 
 

@@ -18,7 +18,7 @@ from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractPacedWrapper, AbstractWrapper, run_if
 from ..._core.protocol.writer import Writer
-from ...tree.types import Gradients, Params, Updates
+from ...tree.types import Gradients, Params, PyTree, Updates
 
 
 class Maximize(AbstractWrapper[Any]):
@@ -51,10 +51,10 @@ class Maximize(AbstractWrapper[Any]):
 
     inner: AbstractTransform
 
-    def init(self, params: Params) -> Any:
+    def init(self, params: Params) -> PyTree:
         return self.inner.init(params)
 
-    def inner_state(self, state: Any) -> Any:
+    def inner_state(self, state: PyTree) -> PyTree:
         return state
 
     def inner_context(self, here: Part) -> Context:
@@ -80,12 +80,12 @@ def _negative(updates: Updates) -> Updates:
 SMALLEST, LARGEST = 2.0**-126, 2.0**126
 
 
-def _as_number(value: Any) -> Any:
+def _as_number(value: Any) -> object:
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     return float(value) if whole or isinstance(value, np.floating) else value
 
 
-def _check_scale(name: str, value: Any) -> None:
+def _check_scale(name: str, value: object) -> None:
     if not isinstance(value, float):
         raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}.")
     if not SMALLEST <= value <= LARGEST:
@@ -105,7 +105,7 @@ class ScaleLossState(eqx.Module):
     """The total number of non-finite steps."""
     count: Int[Array, "*runs"]
     """The number of steps of the inner transform: its clock."""
-    inner: Any
+    inner: PyTree
     """The inner transform's state."""
 
 
@@ -180,7 +180,7 @@ class ScaleLoss(AbstractPacedWrapper[ScaleLossState]):
         state, part = here.state, self.inner_part(here.with_context())
         inverse = 1 / state.scale
 
-        def step(inner_state: Any) -> tuple[Any, Any]:
+        def step(inner_state: PyTree) -> tuple[Any, Any]:
             # In here, because the operands of a conditional are written to memory.
             known = part.context
             if known.grad is not None:

@@ -12,7 +12,7 @@ from ..._core.protocol.parts import Part, transforms
 from ..._core.protocol.transform import AbstractTransform, missing
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import Writer
-from ...tree.types import Gradients, Params, Updates
+from ...tree.types import Gradients, Params, PyTree, Updates
 
 
 class Sam(AbstractWrapper[Any]):
@@ -65,10 +65,10 @@ class Sam(AbstractWrapper[Any]):
                     "around it would have no effect. Remove `.sam`."
                 )
 
-    def init(self, params: Params) -> Any:
+    def init(self, params: Params) -> PyTree:
         return self.inner.init(params)
 
-    def inner_state(self, state: Any) -> Any:
+    def inner_state(self, state: PyTree) -> PyTree:
         return state
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, Any]:

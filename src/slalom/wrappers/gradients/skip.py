@@ -44,10 +44,10 @@ class AbstractSkip(AbstractDeclared):
         scalars.
         """
 
-    def __or__(self, other: Any) -> "AbstractSkip":
+    def __or__(self, other: object) -> "AbstractSkip":
         return AnySkip.join(self, other)
 
-    def __ror__(self, other: Any) -> "AbstractSkip":
+    def __ror__(self, other: object) -> "AbstractSkip":
         return AnySkip.join(other, self)
 
 
@@ -126,7 +126,7 @@ class FunctionSkip(AbstractSkip):
     ) -> Any:
         return self.function(updates, gradient_step, params)
 
-    def _code(self) -> Any:
+    def _code(self) -> object:
         return self.function
 
 
@@ -141,7 +141,7 @@ class AnySkip(AbstractSkip):
     conditions: tuple[Callable[..., Any], ...]
 
     @classmethod
-    def join(cls, *conditions: Any) -> "AbstractSkip":
+    def join(cls, *conditions: object) -> "AbstractSkip":
         """One condition from several, flattened."""
         flat: list[Any] = []
         for condition in map(as_skip, conditions):
@@ -176,7 +176,7 @@ class AnySkip(AbstractSkip):
         return Infix("|", self.conditions)
 
 
-def as_skip(condition: Any) -> Any:
+def as_skip(condition: object) -> Any:
     """Converts a function to a condition. Modules are returned as is."""
     if not is_function(condition) or isinstance(condition, type):
         raise TypeError(
@@ -187,7 +187,7 @@ def as_skip(condition: Any) -> Any:
 
 
 def evaluate_skip(
-    condition: Callable[..., Any], updates: Updates, gradient_step: Any, params: Params | None
+    condition: Callable[..., Any], updates: Updates, gradient_step: Array, params: Params | None
 ) -> tuple[Bool[Array, ""], dict[str, Array]]:
     """Evaluates a condition for one mini-batch. Raises an error for results of another form."""
     result = condition(updates, gradient_step, params)

@@ -26,7 +26,7 @@ from .project import refuse_projected
 class AverageState(eqx.Module):
     """The state of `Average`."""
 
-    inner: Any
+    inner: PyTree
     """The inner transform's state."""
     age: Int[Array, "*leaves"] = fields.per_leaf()
     """The number of averaged steps."""
@@ -87,11 +87,11 @@ class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageStat
     def _averaged(
         self,
         new_params: Callable[[], Params],
-        inner: Any,
+        inner: PyTree,
         state: AverageState,
         context: Context | None,
     ) -> AverageState:
-        def take_in(average: Any, age: Any) -> tuple[Any, Any]:
+        def take_in(average: PyTree, age: Array) -> tuple[Any, Any]:
             # Here, since what a conditional is given is written to memory.
             params = new_params()
             age = tree.increment(age)

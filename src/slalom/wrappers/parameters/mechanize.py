@@ -16,14 +16,14 @@ from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper, refuse_constraints, run_if
 from ..._core.protocol.writer import Writer
 from ...tree.dtypes import as_canonical, canonical_float
-from ...tree.types import Gradients, Params, Updates
+from ...tree.types import Gradients, Params, Scalar, Updates
 from .write import Write
 
 
 class MechanizeState(eqx.Module):
     """The state of `Mechanize`."""
 
-    inner: Any
+    inner: PyTree
     """The inner transform's state."""
     scales: Float[Array, "*betas"] = fields.until_reset()
     """The scale s that each β has chosen. Their sum scales the updates."""
@@ -92,7 +92,7 @@ class Mechanize(AbstractWrapper[MechanizeState]):
                 )
 
     def init(self, params: Params) -> MechanizeState:
-        def vector(value: Any = 0.0) -> Array:
+        def vector(value: Scalar | float = 0.0) -> Array:
             return jnp.zeros(self.num_betas, canonical_float()) + value
 
         first = as_canonical(self.at(Context(step=0)).s_init)

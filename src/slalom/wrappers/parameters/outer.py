@@ -30,9 +30,9 @@ class OuterState(eqx.Module):
     """The number of fast steps since the last slow one."""
     syncs: Int[Array, "*runs"]
     """The number of slow steps: the outer optimizer's clock."""
-    inner: Any
+    inner: PyTree
     """The inner transform's state."""
-    optimizer: Any
+    optimizer: PyTree
     """The outer optimizer's state."""
     wrote: Bool[Array, "*runs"] | None
     """Whether the last step updated the parameters. `None` without `reset_state`, where the inner
@@ -138,7 +138,9 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
         resets = inner if self.reset_state else None
         outer = self._outer_part(here)
 
-        def sync(result: Any, slow: Any, own: Any, inner: Any) -> tuple[Any, Any, Any, Any]:
+        def sync(
+            result: PyTree, slow: PyTree, own: PyTree, inner: PyTree
+        ) -> tuple[Any, Any, Any, Any]:
             full = write.full(params)
             new = tree.add(full, result) if write.returns else write.new_params(params, result)
             new = here.context.constrained(new)
@@ -150,7 +152,9 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
             result = tree.cast_like(write.assigning(slow)(params, total), result)
             return result, slow, own, self._reset(inner, slow, params)
 
-        def keep(result: Any, slow: Any, own: Any, inner: Any) -> tuple[Any, Any, Any, Any]:
+        def keep(
+            result: PyTree, slow: PyTree, own: PyTree, inner: PyTree
+        ) -> tuple[Any, Any, Any, Any]:
             return result, slow, own, inner
 
         result, slow, own, resets = jax.lax.cond(
@@ -165,7 +169,7 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
             slow=slow,
         )
 
-    def _reset(self, inner: Any, slow: Params, params: Params) -> Any:
+    def _reset(self, inner: PyTree, slow: Params, params: Params) -> PyTree:
         """The inner transform's state after a slow step."""
         if inner is None:
             return None

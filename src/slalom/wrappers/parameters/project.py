@@ -36,17 +36,17 @@ class FunctionProjection(AbstractPrinted):
     def __call__(self, params: PyTree) -> PyTree:
         return self.fn(params)
 
-    def _code(self) -> Any:
+    def _code(self) -> object:
         return self.fn
 
 
-def _as_function(fn: Any) -> Any:
+def _as_function(fn: Any) -> object:
     """A plain function wrapped. A function that is a tree, such as a module, stays as it is."""
     is_plain = is_function(fn) and not isinstance(fn, type) and jax.tree_util.all_leaves([fn])
     return FunctionProjection(fn) if is_plain else fn
 
 
-def _check_function(name: str, fn: Any) -> None:
+def _check_function(name: str, fn: object) -> None:
     if not is_function(fn) or isinstance(fn, type):
         raise TypeError(
             f"{name} must be a function from the parameters to a tree like them, such as "
@@ -149,7 +149,7 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
     def _passes_bounds(self) -> bool:
         return self._is_box and any(part.module.heeds_bounds for part in transforms(self.inner))
 
-    def init(self, params: Params) -> Any:
+    def init(self, params: Params) -> PyTree:
         # Here and not in `warnings`, which are those of the shapes.
         leaves = jax.tree.leaves(params)
         if self._passes_bounds and not any(isinstance(x, Tracer) for x in leaves):
@@ -159,7 +159,7 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
                     warn(f"'{path}' starts outside its bounds. The first step projects it.")
         return self.inner.init(params)
 
-    def inner_state(self, state: Any) -> Any:
+    def inner_state(self, state: PyTree) -> PyTree:
         return state
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, Any]:
@@ -233,7 +233,7 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
             there = tree.widened(self._projected(short, context))
             return tree.map_leaves(lambda _, p, q: p - q, (params, there))
 
-        def inside(_: Any, p: Array, g: Array, lower: Array, upper: Array) -> Array:
+        def inside(_: object, p: Array, g: Array, lower: Array, upper: Array) -> Array:
             if jnp.iscomplexobj(p):
                 return g  # which has no bounds
             return jnp.where(((p <= lower) & (g > 0)) | ((p >= upper) & (g < 0)), 0, g)

@@ -41,7 +41,7 @@ class ScheduleFreeState(eqx.Module):
 
     b1: Float[Array, ""]
     """The β₁ with which the parameters were written."""
-    inner: Any
+    inner: PyTree
     """The inner transform's state."""
     age: Int[Array, "*leaves"] = fields.per_leaf()
     """The number of averaged steps."""
@@ -226,7 +226,7 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
             part, updates, stepped = self.inner.seen_from(state.z, part, updates)
         updates, inner = part.run(write.returning, updates)
 
-        def advance(updates: Any, old: ScheduleFreeState) -> tuple[Any, ScheduleFreeState]:
+        def advance(updates: PyTree, old: ScheduleFreeState) -> tuple[Any, ScheduleFreeState]:
             if factor is not None:
                 updates = tree.scale(updates, factor)
             updates = self._decayed(now, updates, rate, write.full(params))
@@ -324,7 +324,7 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
     # --- the learning rates inside ----------------------------------------------------------
 
     def _links(
-        self, params: Params, state: Any = None, context: Context | None = None
+        self, params: Params, state: PyTree = None, context: Context | None = None
     ) -> list[Part | None]:
         """The link that sets the learning rate of each parameter; `None` where nothing updates it.
 

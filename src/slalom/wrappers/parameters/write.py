@@ -29,7 +29,7 @@ class WriteState(eqx.Module):
     """The state of `Write`. Of the last three fields at most one is not `None`, and that has
     arrays for half-precision parameters only."""
 
-    inner: Any
+    inner: PyTree
     """The inner transform's state."""
     master: PyTree[Float32[Array, "..."]] | None = fields.param_like("exact")
     """Under `"master"`, the parameters."""
@@ -40,7 +40,7 @@ class WriteState(eqx.Module):
     """Under `"ecc"`, the rounding error, in 2⁻⁸ of the parameter's unit in the last place."""
 
 
-def _check_policy(name: str, policy: Any) -> None:
+def _check_policy(name: str, policy: object) -> None:
     if policy not in POLICIES:
         known = ", ".join(f'"{p}"' for p in POLICIES)
         raise ValueError(f"{name} must be one of {known}, got {policy!r}.")

@@ -17,7 +17,7 @@ from ..._core.protocol.transform import AbstractTransform, missing
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import Writer
 from ..._core.text.messages import uncalled
-from ...tree.types import Gradients, Params, is_function
+from ...tree.types import Gradients, Params, PyTree, is_function
 
 
 class DriveState(eqx.Module):
@@ -25,7 +25,7 @@ class DriveState(eqx.Module):
 
     schedules: dict[str, Any]
     """The state of each schedule, by the name of the hyperparameter that it drives."""
-    inner: Any
+    inner: PyTree
     """The inner transform's state."""
 
 
@@ -117,7 +117,7 @@ class Drive(AbstractWrapper[DriveState]):
         """The states of the schedules after a step with this context. A schedule whose needs the
         context lacks keeps its state."""
 
-        def advance(schedule: AbstractStatefulSchedule, own: Any) -> Any:
+        def advance(schedule: AbstractStatefulSchedule, own: PyTree) -> PyTree:
             return schedule.update(own, context) if all(map(context.has, schedule.needs)) else own
 
         return {name: advance(s, state.schedules[name]) for name, s in self.schedules.items()}
@@ -131,7 +131,7 @@ class Drive(AbstractWrapper[DriveState]):
         return inner
 
 
-def _check_schedule(name: str, given: Any) -> None:
+def _check_schedule(name: str, given: object) -> None:
     if isinstance(given, AbstractStatefulSchedule):
         return
     advice = uncalled(given) if isinstance(given, type) else ""

@@ -41,7 +41,7 @@ class Joined(eqx.Module):
 class FlattenState(eqx.Module):
     """The state of `Flatten`."""
 
-    inner: Any
+    inner: PyTree
     """The inner transform's state: a `Joined` in place of every parameter-shaped tree."""
     buffers: tuple[str, ...] = eqx.field(static=True)
     """The buffer of each small parameter, named by its dtype. Updates may have another one."""
@@ -296,7 +296,7 @@ class SplitComplex(AbstractWrapper[Any]):
                     f"`tx.{method}(...).split_complex()`."
                 )
 
-    def init(self, params: Params) -> Any:
+    def init(self, params: Params) -> PyTree:
         return self.inner.init(_split(params))
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, Any]:
@@ -315,7 +315,7 @@ class SplitComplex(AbstractWrapper[Any]):
         params = None if here.params is None else _split(here.params)
         return (part._replace(context=context, params=params),)
 
-    def has_updated(self, state: Any) -> Bool[Array, "*runs"] | bool:
+    def has_updated(self, state: PyTree) -> Bool[Array, "*runs"] | bool:
         return self.inner.has_updated(state)
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
@@ -328,7 +328,7 @@ class SplitComplex(AbstractWrapper[Any]):
 
 
 def _split(tree: PyTree) -> PyTree:
-    def halves(x: Any) -> Any:
+    def halves(x: PyTree) -> PyTree:
         return RealAndImaginary(x.real, x.imag) if jnp.iscomplexobj(x) else x
 
     return jax.tree.map(halves, tree)
@@ -337,7 +337,7 @@ def _split(tree: PyTree) -> PyTree:
 def joined(tree: PyTree) -> PyTree:
     """A tree with the complex arrays in place of their parts."""
 
-    def is_pair(x: Any) -> bool:
+    def is_pair(x: object) -> bool:
         return isinstance(x, RealAndImaginary)
 
     return jax.tree.map(lambda x: jax.lax.complex(*x) if is_pair(x) else x, tree, is_leaf=is_pair)

@@ -16,7 +16,7 @@ from ..._core.protocol.wrapper import AbstractComposite
 from ..._core.protocol.writer import Writer
 from ..._core.text.printing import Call, method_call
 from ...tree.paths import candidates, leaf_paths
-from ...tree.types import Gradients, Params
+from ...tree.types import Gradients, Params, PyTree
 from ...where.masks import labels, mask, selected_from
 from ...where.resolve import Cases, Where, WhereLike, as_labels, as_where
 
@@ -29,7 +29,7 @@ class _AbstractCut(AbstractComposite[Any]):
     inner: AbstractTransform
     where: Where = eqx.field(static=True, converter=as_where)
 
-    def init(self, params: Params) -> Any:
+    def init(self, params: Params) -> PyTree:
         return self.inner.init(tree.cut(params, mask(self.where, params)))
 
     def children(self, here: Part) -> tuple[Part, ...]:
@@ -77,7 +77,7 @@ class Mask(_AbstractCut):
         inner = inner._replace(path=here.path + inner.path)
         return inner.module.leafwise(inner, kept) if kept else None
 
-    def has_updated(self, state: Any) -> Bool[Array, "*runs"] | bool:
+    def has_updated(self, state: PyTree) -> Bool[Array, "*runs"] | bool:
         # Before a learning rate for all leaves, the others always change.
         return self.inner.has_updated(state) if self.descends_partly else True
 
@@ -104,7 +104,7 @@ class Only(_AbstractCut):
         outside = write.idle(rest, shapes)
         return tree.merge(jax.tree.structure(updates), keep, inside, outside), state
 
-    def has_updated(self, state: Any) -> Bool[Array, "*runs"] | bool:
+    def has_updated(self, state: PyTree) -> Bool[Array, "*runs"] | bool:
         return self.inner.has_updated(state)
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
@@ -201,7 +201,7 @@ class Partition(AbstractComposite[PartitionState]):
         return tuple(part.cut(keep) for part, keep in zip(parts, masks, strict=True))
 
     def has_updated(self, state: PartitionState) -> Bool[Array, "*runs"] | bool:
-        wrote: Any = False
+        wrote: Array | bool = False
         for group, own, empty in zip(self.groups, state.groups, state.is_empty, strict=True):
             wrote = wrote | (not empty and group.has_updated(own))
         return wrote
@@ -263,7 +263,7 @@ class Partition(AbstractComposite[PartitionState]):
         return Call("sl.partition", (dict(zip(self.names, self.groups, strict=True)), labeling))
 
 
-def _check_mapping(takes: str, given: Any) -> None:
+def _check_mapping(takes: str, given: object) -> None:
     if not isinstance(given, Mapping):
         raise TypeError(f"{takes}, got {given!r} of type {type(given).__name__}.")
 

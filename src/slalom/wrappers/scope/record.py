@@ -14,13 +14,13 @@ from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import MeasuredWrite, Writer
-from ...tree.types import Gradients, Params, Scalar
+from ...tree.types import Gradients, Params, PyTree, Scalar
 
 
 class RecordState(eqx.Module):
     """The state of `Record`."""
 
-    inner: Any
+    inner: PyTree
     """The inner transform's state."""
     grad_norm: Scalar
     update_norm: Scalar
@@ -81,7 +81,7 @@ class Record(AbstractWrapper[RecordState]):
             self._hyperparams(state.inner, context),
         )
 
-    def _hyperparams(self, state: Any, context: Context | None) -> Readings:
+    def _hyperparams(self, state: PyTree, context: Context | None) -> Readings:
         # Copied: the transform's own numbers must not be donated along with the state.
         return jax.tree.map(jnp.copy, read(self.inner, state, context))
 

@@ -32,7 +32,7 @@ from ...where.resolve import Where, as_where_or_none
 class StoreState(eqx.Module):
     """The state of `Store`."""
 
-    inner: Any
+    inner: PyTree
     """The inner transform's state, with encoded leaves."""
     count: Int[Array, "*runs"]
     """The number of steps, which stochastic rounding hashes."""
@@ -44,7 +44,7 @@ class Codecs(NamedTuple):
     pairs: tuple[tuple[str, Any], ...]
 
 
-def _as_codecs(given: Any) -> Any:
+def _as_codecs(given: object) -> object:
     return Codecs(tuple(given.items())) if isinstance(given, Mapping) else given
 
 
@@ -107,7 +107,7 @@ class Store(AbstractWrapper[StoreState]):
             leaves[i] = _stored(places[i], leaves[i], codec)
         return StoreState(structure.unflatten(leaves), tree.fresh_count())
 
-    def _places(self, params: Params, state: Any) -> list[Slot]:
+    def _places(self, params: Params, state: PyTree) -> list[Slot]:
         """The places of the leaves of an inner state. One that is already encoded is one leaf."""
         leaves, structure = jax.tree.flatten(state, is_leaf=is_encoded)
         return slots(self.inner, structure.unflatten(range(len(leaves))), leaf_paths(params))
@@ -185,7 +185,7 @@ def _is_named(name: str, field: str) -> bool:
     return not name or has_suffix(field, name) or bool(glob_pattern(name).fullmatch(field))
 
 
-def _stored(slot: Slot, x: Any, codec: Any) -> Any:
+def _stored(slot: Slot, x: PyTree, codec: Any) -> PyTree:
     """A leaf of the initial state in its codec."""
     if isinstance(codec, offload):
         return jax.tree.map(lambda a: _offloaded(slot, a, codec.memory_kind), x)

@@ -2,7 +2,7 @@
 
 import math
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -250,7 +250,7 @@ def _to_simplex(x: PyTree, scale: Scalar) -> PyTree:
     # right when it does not.
     fixed = jax.lax.stop_gradient(below)
 
-    def step(carry: Any) -> tuple[Array, ...]:
+    def step(carry: PyTree) -> tuple[Array, ...]:
         last, number, _ = carry
         return (*threshold(fixed, last), number)
 

@@ -202,7 +202,7 @@ def encoded_as(before: PyTree, fresh: PyTree) -> PyTree:
     return structure.unflatten(map(again, like, structure.flatten_up_to(fresh)))
 
 
-def encoded_form(x: Any, codec: Any, nonnegative: bool) -> Encoded:
+def encoded_form(x: PyTree, codec: Any, nonnegative: bool) -> Encoded:
     """A leaf in a codec without its arrays."""
     return Encoded({}, codec, np.shape(x), np.dtype(x.dtype), nonnegative)
 
@@ -244,7 +244,7 @@ def encoded_again(
     coded = [name for name, (_, old) in zip(names, named, strict=True) if is_encoded(old)]
     seeds = seeds_of(coded, clock)
 
-    def again(name: str, old: Any, x: PyTree) -> PyTree:
+    def again(name: str, old: PyTree, x: PyTree) -> PyTree:
         return old.encode(x, seeds[name]) if name in seeds else x
 
     triples = zip(names, named, structure.flatten_up_to(after), strict=True)
@@ -290,7 +290,7 @@ def decoded_leaf(
     return x.decode() if like is None else placed_like(x.decode(), like)
 
 
-def stored_like(old: Any, value: Any, seed: Any = None) -> tuple[Any, Any]:
+def stored_like(old: PyTree, value: PyTree, seed: Array | None = None) -> tuple[Any, Any]:
     """Stores a new value in the form of the old one. Also returns the value that later computations
     read.
 
@@ -341,7 +341,9 @@ def advance_tree(
     check_same_structure(tuple(map(as_if_decoded, (old, new))))
     leaves, structure = jax.tree.flatten(old, is_leaf=is_encoded)
 
-    def at_leaf(numbers: dict[str, Any], a: PyTree, g: Array, seed: Any, signal: Any) -> PyTree:
+    def at_leaf(
+        numbers: dict[str, Any], a: PyTree, g: Array, seed: Array | None, signal: Array | None
+    ) -> PyTree:
         values = (decoded_leaf(a, g, signal), g)
         return stored_like(a, map_leaves(rule, values, SimpleNamespace(**numbers)), seed)[0]
 

@@ -68,7 +68,7 @@ def refuse_shards(who: str, tree: PyTree) -> None:
             )
 
 
-def _varies_over(x: Any) -> frozenset[Any]:
+def _varies_over(x: PyTree) -> frozenset[Any]:
     aval: Any = jax.typeof(x)  # typed as any abstract value, but that of an array has this field
     return aval.manual_axis_type.varying
 

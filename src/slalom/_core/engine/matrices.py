@@ -143,12 +143,12 @@ def matrices_or_none(rule: object, params: Params) -> tuple[Matrix | None, ...]:
 
 
 def for_each_matrix(
-    rule: Any, params: Params, function: Callable[[int, int, np.dtype], tuple[Array, ...]]
+    rule: object, params: Params, function: Callable[[int, int, np.dtype], tuple[Array, ...]]
 ) -> PyTree:
     """As `AbstractRule.for_each_matrix`."""
     leaves, structure = jax.tree.flatten(params)
 
-    def at_leaf(matrix: Matrix, x: Any) -> tuple[Array, ...]:
+    def at_leaf(matrix: Matrix, x: PyTree) -> tuple[Array, ...]:
         dtype = tree.accumulation_dtype(tree.canonical(x.dtype))
         made = function(matrix.rows, matrix.columns, dtype)
         return tuple(jnp.broadcast_to(a, (matrix.batch, *a.shape)) for a in made)

@@ -157,7 +157,7 @@ def _over_leaves(
     """Runs these phases of all rules leaf by leaf, after `done`."""
 
     def at_leaf(
-        plan: _LeafFacts, leaf: _LeafInputs, signal: Any
+        plan: _LeafFacts, leaf: _LeafInputs, signal: Array | None
     ) -> tuple[Any, list[dict[str, Any]]]:
         return _at_leaf(runs, plan, leaf, signal)
 
@@ -186,7 +186,7 @@ def _over_leaves(
 
 
 def _at_leaf(
-    runs: Sequence["_RuleStep"], plan: _LeafFacts, leaf: _LeafInputs, signal: Any
+    runs: Sequence["_RuleStep"], plan: _LeafFacts, leaf: _LeafInputs, signal: Array | None
 ) -> tuple[Any, list[dict[str, Any]]]:
     """The result of all rules at one leaf, and their new fields if they advance."""
     u = home = decoded_leaf(leaf.u, signal=signal)
@@ -384,7 +384,14 @@ class _RuleStep:
         fields = [self.fields_of(n) for n in self.positions.values()]
         seen = list(zip([leaves[i] for i in self.positions], others, fields, strict=True))
 
-        def at_leaf(plan: object, numbers: Any, factors: Any, u: PyTree, others: Any, fields: Any):
+        def at_leaf(
+            plan: object,
+            numbers: dict[str, Any],
+            factors: dict[str, Any],
+            u: PyTree,
+            others: dict[str, Any],
+            fields: dict[str, Any],
+        ):
             u, others, fields = decoded((u, others, fields))
             return measured(self.part, phase, plan, numbers, u, others, fields, factors)
 

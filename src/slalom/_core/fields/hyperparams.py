@@ -216,7 +216,7 @@ def _inside_schedule(
         if not isinstance(schedule, AbstractSchedule):
             continue
 
-        def get(transform: Any, i: int = i) -> Any:
+        def get(transform: PyTree, i: int = i) -> PyTree:
             value = getattr(part.get(transform), field.name)
             return value[i] if many else value
 

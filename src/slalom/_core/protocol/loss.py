@@ -2,7 +2,9 @@
 
 from typing import Any, NamedTuple
 
-from ...tree.types import Params, PyTree
+from jaxtyping import Array, Bool
+
+from ...tree.types import Params, PyTree, Scalar, Updates
 from .context import Context
 from .parts import AbstractTraits, Part, parts
 
@@ -85,7 +87,7 @@ class Loss(NamedTuple):
         """The parts that ask for this."""
         return tuple(part for name, part in self.requests if name == what)
 
-    def recalled(self) -> Any:
+    def recalled(self) -> tuple[Scalar, Updates, Bool[Array, ""]] | None:
         """The loss and the gradient that a line search kept, and whether it has any, or `None`
         without such a search."""
         return next((p.module.recall(p.state) for p in self.askers("recalled gradient")), None)

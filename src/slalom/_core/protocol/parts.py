@@ -22,6 +22,7 @@ from ..engine.manual_axes import refuse_parts
 from ..text.messages import check_keywords
 from ..text.printing import AbstractPrinted
 from .context import Context
+from .writer import Writer
 
 CHECK = "slalom.check"
 """The key of a field's check in its metadata: a function of the field's name and value."""
@@ -67,7 +68,7 @@ class Part(NamedTuple):
         """A context in which operations have the name of this part in profiles."""
         return jax.named_scope("/".join(self.path)) if self.path else contextlib.nullcontext()
 
-    def run(self, write: Any, updates: PyTree) -> tuple[Any, Any]:
+    def run(self, write: Writer, updates: PyTree) -> tuple[Any, Any]:
         """Runs this transform, under its name in profiles.
 
         **Arguments:**
@@ -88,7 +89,7 @@ class Part(NamedTuple):
                 return self._run_decoded(write, updates)
             return module.run(self, write, updates)
 
-    def _run_decoded(self, write: Any, updates: PyTree) -> tuple[Any, Any]:
+    def _run_decoded(self, write: Writer, updates: PyTree) -> tuple[Any, Any]:
         """As `run`, for a transform that expects arrays in its state."""
         # The parts of the transform decode their own states when they run.
         inside = [child.state for child in self.children() if child.state is not None]

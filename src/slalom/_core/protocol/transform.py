@@ -52,7 +52,7 @@ def advise_inputs(function: Method) -> Method:
     own, name = function.__name__, inspect.signature(function).parameters
 
     @functools.wraps(function)
-    def call(*args: Any, **keywords: Any) -> Any:
+    def call(*args: object, **keywords: object) -> Any:
         given = dict(zip(name, args, strict=False)) | keywords
         unknown = next((keyword for keyword in keywords if keyword not in name), None)
         context = given.get("context")
@@ -260,7 +260,7 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
             }
         )
 
-    def demand(self, name: str, value: Any) -> Any:
+    def demand(self, name: str, value: Kind | None) -> Kind:
         """Returns `value`, or raises an error that says how to pass it."""
         if value is None:
             raise TypeError(missing(type(self).__name__, name))

@@ -144,7 +144,7 @@ def refuse_constraints(inner: AbstractTransform, method: str, remedy: str) -> No
 
 
 def run_if(
-    condition: Any,
+    condition: Bool[Array, ""] | bool,
     run: Callable[..., tuple[Any, Any]],
     write: Writer,
     params: Params | None,

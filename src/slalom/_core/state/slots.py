@@ -81,7 +81,9 @@ def rule_slots(transform: AbstractTransform[Any]) -> list[Slot]:
     return found
 
 
-def _slot(owner: str, rule: str, state: PyTree, key_path: Any, params: Sequence[str]) -> Slot:
+def _slot(
+    owner: str, rule: str, state: PyTree, key_path: tuple[Any, ...], params: Sequence[str]
+) -> Slot:
     node = state
     for depth, key in enumerate(key_path):
         field = getattr(key, "name", "")
@@ -98,7 +100,7 @@ def _slot(owner: str, rule: str, state: PyTree, key_path: Any, params: Sequence[
     return _unmarked(owner, rule, key_path)
 
 
-def _unmarked(owner: str, rule: str, key_path: Any) -> Slot:
+def _unmarked(owner: str, rule: str, key_path: tuple[Any, ...]) -> Slot:
     return Slot(owner, rule, dotted(key_path), None, (owner, ""), "", None)
 
 

@@ -290,7 +290,7 @@ def advise_positions(advice: str, name: str | None = None) -> Callable[[_Advised
             return i >= count and (p.kind is p.POSITIONAL_ONLY or p.name not in keywords)
 
         @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> Any:
             if kwargs:
                 check_keywords(function, named, kwargs)
             if len(args) > most and not unlimited:
@@ -316,7 +316,7 @@ def advise_keywords(function: _Advised) -> _Advised:
     """A decorator for `check_keywords`. The signature stays the same."""
 
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         if kwargs:
             check_keywords(function, function.__name__, kwargs)
         return function(*args, **kwargs)

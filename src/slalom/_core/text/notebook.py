@@ -10,7 +10,7 @@ import jax
 from ...tree.types import PyTree
 from ..fields.declare import hyperparameter_fields
 from ..fields.schedule import AbstractSchedule
-from ..protocol.parts import Part, segments
+from ..protocol.parts import AbstractDeclared, Part, segments
 from .printing import bytes_as_text, code, shortest
 
 # Without colors of its own: text, lines and shades work on light and dark pages.
@@ -63,7 +63,7 @@ def table(
 
 
 def transform_tree(
-    transform: Any, state: PyTree = None, values: Mapping[str, Any] | None = None
+    transform: AbstractDeclared, state: PyTree = None, values: Mapping[str, Any] | None = None
 ) -> str:
     """A transform as HTML: an element that folds for each part, with all its fields.
 
@@ -115,7 +115,10 @@ def _named(children: Iterable[Part]) -> Iterator[Part]:
 
 
 def _fields(
-    module: Any, children: Iterable[Part], path: tuple[str, ...], values: Mapping[str, Any]
+    module: AbstractDeclared,
+    children: Iterable[Part],
+    path: tuple[str, ...],
+    values: Mapping[str, Any],
 ) -> list[str]:
     """The fields of a module that do not hold its parts, as code."""
     held = {id(child.get(module)) for child in children}

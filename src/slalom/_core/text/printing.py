@@ -50,7 +50,7 @@ class Call:
     name: str
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    receiver: Any = None
+    receiver: object = None
 
     def __pdoc__(self, **kwargs: Any) -> wl.AbstractDoc:
         callee: wl.AbstractDoc = wl.TextDoc(self.name)
@@ -123,7 +123,7 @@ class Entries:
 # --- calls from signatures ------------------------------------------------------------------
 
 
-def constructor_call(module: Any, **values: Any) -> Call:
+def constructor_call(module: Any, **values: object) -> Call:
     """The call that makes a module, without the arguments that equal their defaults.
 
     An argument is read from the attribute of the same name, unless `values` has it. It is printed
@@ -144,7 +144,9 @@ def constructor_call(module: Any, **values: Any) -> Call:
     return Call(public_name(cls), *_arguments(parameters, module, values, positional))
 
 
-def method_call(module: Any, receiver: Any, method: Callable[..., Any], **values: Any) -> Call:
+def method_call(
+    module: Any, receiver: object, method: Callable[..., Any], **values: object
+) -> Call:
     """The method call `receiver.method(...)` that makes a module, read as a constructor's is.
 
     The method's first parameter and those without a default are printed without their names.

@@ -62,7 +62,7 @@ class _AbstractMomo(AbstractRule[State], _AbstractMomoFields):
         }
 
     def _find_step_size(
-        self, sums: Any, state: Any, keep: Scalar, new: Scalar, factor: Scalar | float = 1.0
+        self, sums: Any, state: PyTree, keep: Scalar, new: Scalar, factor: Scalar | float = 1.0
     ) -> None:
         """The new numbers of the state, from the sums of `_products`.
 
@@ -103,7 +103,7 @@ class _AbstractMomo(AbstractRule[State], _AbstractMomoFields):
     def plans(self, params: Params) -> tuple[bool, ...]:
         return decay_mask(self.decay_where, params)
 
-    def metrics(self, state: Any) -> dict[str, Array]:
+    def metrics(self, state: PyTree) -> dict[str, Array]:
         return {"step_size": state.step_size}
 
 

@@ -106,7 +106,7 @@ def _layers(params: PyTree) -> list[Where]:
     return [_union(paths) for paths in (first, *(paths for _, paths in groups)) if paths]
 
 
-def _entry(key_path: Any) -> str | None:
+def _entry(key_path: tuple[Any, ...]) -> str | None:
     """The path of the entry of a list that a leaf belongs to, if any."""
     for n, key in enumerate(key_path):
         if isinstance(key, jax.tree_util.SequenceKey):
@@ -114,7 +114,7 @@ def _entry(key_path: Any) -> str | None:
     return None
 
 
-def _outside(key_path: Any, in_lists: list[Any], params: PyTree) -> str:
+def _outside(key_path: tuple[Any, ...], in_lists: list[Any], params: PyTree) -> str:
     """The path at which a leaf parts from all lists."""
     n = 1
     while any(other[:n] == key_path[:n] for other in in_lists):
@@ -128,7 +128,7 @@ def _outside(key_path: Any, in_lists: list[Any], params: PyTree) -> str:
     return dotted(key_path[:n])
 
 
-def _in_embedding(params: PyTree, key_path: Any) -> bool:
+def _in_embedding(params: PyTree, key_path: tuple[Any, ...]) -> bool:
     leaf = Leaf(dotted(key_path), jax.ShapeDtypeStruct((), np.float32), key_path, params)
     return any(isinstance(node, eqx.nn.Embedding) for node in leaf.ancestors())
 

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool
 
 from ... import tree
 from ..._core.fields.declare import checked_field
-from ...tree.types import Params, Scalar, Updates
+from ...tree.types import Params, PyTree, Scalar, Updates
 from ._system import SOLVERS
 
 
@@ -51,7 +51,7 @@ def kept(params: Params, like: Params) -> Params:
     return jax.tree.map(lambda p, k: jnp.array(p, k.dtype, copy=True), params, like)
 
 
-def last_changes(params: Params, updates: Updates, state: Any) -> tuple[Params, Updates]:
+def last_changes(params: Params, updates: Updates, state: PyTree) -> tuple[Params, Updates]:
     """By how much parameters and gradients differ from those in the state; 0 in the first step."""
 
     def differences(now, p, last_p, u, last_u):

@@ -1,6 +1,6 @@
 """The linearized loss, its predictions of the loss, and steps of a given length."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,13 +28,13 @@ class Bounded(NamedTuple):
 
 
 class _Search(NamedTuple):
-    iteration: Any
+    iteration: Array | int
     low: Scalar
     high: Scalar
     found: Bounded
     correction: Scalar
     excess: Scalar
-    on: Any
+    on: Array | bool
 
 
 def bounded(system: System, radius: Scalar, guess: Scalar) -> Bounded:
@@ -72,7 +72,7 @@ def bounded(system: System, radius: Scalar, guess: Scalar) -> Bounded:
     start = jnp.clip(guess, low, jnp.maximum(low, high))
     start = jnp.where(start == 0, steepest / free.length, start)
 
-    def unmet(s: _Search) -> Array:
+    def unmet(s: _Search) -> Array | bool:
         return s.on & (s.iteration < MOST_ITERATIONS)
 
     def improve(s: _Search) -> _Search:

@@ -155,7 +155,7 @@ class ScaleByGaussNewton(AbstractTransform[ScaleByGaussNewtonState]):
         def failed(x: Array) -> Array:
             return ~jnp.all(jnp.isfinite(x))
 
-        def again(carry: tuple[Any, ...]) -> Any:
+        def again(carry: tuple[Any, ...]) -> tuple[Any, ...]:
             tried, damping, _ = carry
             damping = jnp.maximum(10 * damping, floor)
             return tried + 1, damping, solve(damping)

@@ -193,21 +193,21 @@ class ScaleByLbfgs(AbstractTransform[ScaleByLbfgsState]):
         stored = (ranks < state.count) & (sy > jnp.finfo(sy.dtype).tiny)
         weights = jnp.where(stored, 1 / jnp.where(stored, sy, 1), 0)
 
-        def pair(position: Any) -> PyTree:
+        def pair(position: Array) -> PyTree:
             memories = (state.diff_params, state.diff_updates)
             return jax.tree.map(lambda memory: _at(memory, position), memories)
 
         def product(weight: Array, a: PyTree, b: PyTree) -> Array:
             return weight * jnp.asarray(tree.inner(a, b), weight.dtype)
 
-        def newest_first(q: PyTree, pair_numbers: Any) -> PyTree:
+        def newest_first(q: PyTree, pair_numbers: PyTree) -> PyTree:
             position, weight = pair_numbers
             s, y = pair(position)
             alpha = product(weight, s, q)
             now = SimpleNamespace(alpha=alpha)
             return tree.map_leaves(lambda now, q, y: q - now.alpha * y, (q, y), now), alpha
 
-        def oldest_first(r: PyTree, pair_numbers: Any) -> PyTree:
+        def oldest_first(r: PyTree, pair_numbers: PyTree) -> PyTree:
             position, weight, alpha = pair_numbers
             s, y = pair(position)
             beta = alpha - product(weight, y, r)
@@ -235,7 +235,7 @@ def _total(products: PyTree, shape: tuple[int, ...] = ()) -> Array:
     return sum((jnp.asarray(x, dtype) for x in leaves), jnp.zeros(shape, dtype))
 
 
-def _at(memory: PyTree, position: Any) -> PyTree:
+def _at(memory: PyTree, position: Array) -> PyTree:
     return jax.lax.dynamic_index_in_dim(memory, position, keepdims=False)
 
 

@@ -15,7 +15,7 @@ from ..._core.protocol.loss import Loss
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ...tree.dtypes import as_canonical, as_float
-from ...tree.types import Params, Scalar, Updates
+from ...tree.types import Params, PyTree, Scalar, Updates
 
 
 class AbstractLinesearch(AbstractTransform):
@@ -27,7 +27,7 @@ class AbstractLinesearch(AbstractTransform):
         return loss.request("recalled gradient", here) if loss.last else loss
 
     @abc.abstractmethod
-    def recall(self, state: Any) -> tuple[Scalar, Updates, Bool[Array, ""]] | None:
+    def recall(self, state: PyTree) -> tuple[Scalar, Updates, Bool[Array, ""]] | None:
         """Loss and gradient at the parameters that the last step led to.
 
         **Arguments:**

@@ -1,7 +1,7 @@
 """The backtracking line search."""
 
 from types import SimpleNamespace
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -39,7 +39,7 @@ class _Trial(NamedTuple):
     value: Scalar
     error: Scalar
     tried: Int[Array, ""]
-    grad: Any
+    grad: PyTree
 
 
 class ScaleByBacktrackingLinesearch(AbstractLinesearch):

@@ -1,7 +1,7 @@
 """A line search for the strong Wolfe conditions."""
 
 from types import SimpleNamespace
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -51,7 +51,7 @@ class _Best(NamedTuple):
     value: Scalar
     decrease_error: Scalar
     curvature_error: Scalar
-    grad: Any
+    grad: PyTree
 
 
 class _ZoomSearch(NamedTuple):
@@ -60,9 +60,9 @@ class _ZoomSearch(NamedTuple):
     low: _TriedRate  # the end with the lower loss, which may have the larger rate
     high: _TriedRate
     third: _TriedRate  # an earlier point, for the cubic through three points
-    enclosed: Any  # whether the ends are known to enclose an acceptable rate
-    enough: Any  # whether the best one meets the first criterion
-    on: Any
+    enclosed: Array | bool  # whether the ends are known to enclose an acceptable rate
+    enough: Array | bool  # whether the best one meets the first criterion
+    on: Array | bool
     best: _Best
 
 
@@ -284,7 +284,7 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
         }
 
 
-def _pick(condition: Array, yes: PyTree, no: PyTree) -> PyTree:
+def _pick(condition: Array | bool, yes: PyTree, no: PyTree) -> PyTree:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 

@@ -165,7 +165,9 @@ def _smaller(row: Array, column: Array) -> tuple[int, ...]:
     return tuple(map(min, row.shape, column.shape))
 
 
-def _reduce(reduction: Any, x: Inexact[Array, "..."], shape: tuple[int, ...]) -> Array:
+def _reduce(
+    reduction: Callable[..., Array], x: Inexact[Array, "..."], shape: tuple[int, ...]
+) -> Array:
     """Reduces the axes that have size 1 in `shape`."""
     axes = tuple(a for a, (n, m) in enumerate(zip(x.shape, shape, strict=True)) if n != m)
     return reduction(x, axes, keepdims=True) if axes else x

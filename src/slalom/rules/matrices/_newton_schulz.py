@@ -5,10 +5,10 @@ of each step are such that all singular values come close to 1.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Inexact
 
 from ... import tree
@@ -65,7 +65,7 @@ def newton_schulz(
     *,
     preconditioning: str = "frobenius",
     margin: float = 1.0,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
 ) -> Inexact[Array, "*batch rows columns"]:
     """The result of the iteration, in the dtype of `x`.
 

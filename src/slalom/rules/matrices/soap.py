@@ -1,5 +1,6 @@
 """SOAP: Adam in the eigenbasis of two factors."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
 import equinox as eqx
@@ -116,7 +117,11 @@ class AbstractInEigenbasis(AbstractRefreshed[EigenState]):
     # --- one matrix -------------------------------------------------------------------------
 
     def follow(
-        self, basis: tuple[Array, ...], statistics: tuple[Array, ...], mu: Array, again: Any
+        self,
+        basis: tuple[Array, ...],
+        statistics: tuple[Array, ...],
+        mu: Array,
+        again: Callable[..., Any],
     ) -> tuple[tuple[Array, ...], Array, list[Array]]:
         """Brings the basis of a matrix up to date, and turns the mean with it.
 

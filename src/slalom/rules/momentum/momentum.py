@@ -118,7 +118,7 @@ class Ema(AbstractRule[EmaState]):
 
 
 def first_moment(
-    rule: Any, params: Params, decay: str, *, dtype: str = "mu_dtype", wide: bool = False
+    rule: object, params: Params, decay: str, *, dtype: str = "mu_dtype", wide: bool = False
 ) -> PyTree:
     """Zeros for the mean of updates of a rule.
 

@@ -26,7 +26,7 @@ from ...tree.types import Gradients, Params, Updates
 from .skip import AbstractSkip, as_skip, evaluate_skip
 
 
-def _as_skip(skip: object) -> Any:
+def _as_skip(skip: object) -> Callable[..., Any] | None:
     return None if skip is None else as_skip(skip)
 
 

@@ -243,7 +243,7 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
     def _bounds(self, params: Params, context: Context) -> tuple[Params, Params]:
         """The bounds of the box, and of those around it. What is not selected has none."""
 
-        def infinite(x: Any, sign: int) -> Any:
+        def infinite(x: Array | np.ndarray, sign: int) -> Array:
             inf = sign * np.inf
             return jnp.full_like(x, complex(inf, inf) if jnp.iscomplexobj(x) else inf)
 

@@ -155,7 +155,7 @@ class Flatten(AbstractWrapper[FlattenState]):
             for name, own in sizes.items()
         }
 
-    def _joins(self, leaf: Any) -> bool:
+    def _joins(self, leaf: PyTree) -> bool:
         return np.size(leaf) <= self.max_size
 
     def _join(self, whole: PyTree, buffers: tuple[str, ...]) -> Joined:
@@ -238,7 +238,7 @@ def _concatenate(group: list[Any]) -> Array:
     return jax.device_put(buffer, home.update(spec=tree.canonical_spec(home.mesh, (), 1)))
 
 
-def _with_spec(x: Any, like: Any, spec: PartitionSpec) -> Any:
+def _with_spec(x: Array, like: Array, spec: PartitionSpec) -> Array:
     """An array with this sharding along the explicit axes of the mesh of another, if there are any.
 
     They are part of its type, so that only arrays that are sharded alike can be joined and added.

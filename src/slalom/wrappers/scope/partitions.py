@@ -268,7 +268,7 @@ def _check_mapping(takes: str, given: object) -> None:
         raise TypeError(f"{takes}, got {given!r} of type {type(given).__name__}.")
 
 
-def partition(transforms: Mapping[Hashable, AbstractTransform], labels: Any) -> Partition:
+def partition(transforms: Mapping[Hashable, AbstractTransform], labels: PyTree) -> Partition:
     """Applies a different transform for each label of the leaves.
 
     **Arguments:**

@@ -95,5 +95,5 @@ class Record(AbstractWrapper[RecordState]):
         return own | state.hyperparams
 
 
-def _as(like: Scalar, x: Any) -> Scalar:
+def _as(like: Scalar, x: Array | float) -> Scalar:
     return jnp.asarray(x, like.dtype)

@@ -206,7 +206,7 @@ def _stored(slot: Slot, x: PyTree, codec: Any) -> PyTree:
     return jax.jit(form.encode)(x)
 
 
-def _offloaded(slot: Slot, x: Any, memory_kind: str) -> Any:
+def _offloaded(slot: Slot, x: PyTree, memory_kind: str) -> PyTree:
     """An array in another memory."""
     if isinstance(x, Tracer) or not isinstance(x, jax.Array):
         return to_host(x) if memory_kind == "pinned_host" else x

@@ -117,20 +117,21 @@ def labels(where: Where, params: Params) -> tuple[Hashable, ...]:
 def check_matches(where: Where, params: Params) -> None:
     """Raises an error if a path or regex selects nothing in the whole bound tree, or if a case
     selects only what earlier cases take."""
+    leaves = _leaves_of(*_structure_and_shapes(params))
     for primitive in where.primitives():
         message = primitive.if_unmatched()
-        if message is not None and not any(mask(primitive, params)):
+        if message is not None and not any(resolve_bools(primitive, leaves)):
             paths = candidates("", leaf_paths(params))
             raise ValueError(f"{primitive!r} {message} Paths: {paths}.")
     if isinstance(where, Cases):
-        _check_no_case_is_hidden(where, params)
+        _check_no_case_is_hidden(where, leaves)
 
 
-def _check_no_case_is_hidden(cases: Cases, params: Params) -> None:
+def _check_no_case_is_hidden(cases: Cases, leaves: list[Leaf]) -> None:
     takers: dict[str, Where] = {}
     for where, _ in cases.cases:
-        chosen = mask(where, params)
-        paths = [path for path, c in zip(leaf_paths(params), chosen, strict=True) if c]
+        chosen = resolve_bools(where, leaves)
+        paths = [leaf.path for leaf, c in zip(leaves, chosen, strict=True) if c]
         if paths and takers.keys() >= set(paths):
             raise ValueError(
                 f"{where!r} selects nothing that earlier selectors leave: '{paths[0]}' belongs to "
@@ -146,8 +147,7 @@ def _labels(where: Where, leaves: list[Leaf]) -> list[Hashable]:
 
 def resolve(function: Any, where: Any, params: Params) -> tuple[Any, ...]:
     """`function(where, leaves)`, a value per leaf, cached by structure, shapes and dtypes."""
-    arrays, structure = jax.tree.flatten(params)
-    shapes = tuple((tuple(np.shape(x)), np.dtype(x.dtype)) for x in arrays)
+    structure, shapes = _structure_and_shapes(params)
     try:
         return _resolve_cached(function, where, structure, shapes)
     except TypeError as error:
@@ -158,10 +158,18 @@ def resolve(function: Any, where: Any, params: Params) -> tuple[Any, ...]:
 
 @cached(maxsize=1024)
 def _resolve_cached(function: Any, where: Any, structure: Any, shapes: Any) -> tuple[Any, ...]:
+    return tuple(function(where, _leaves_of(structure, shapes)))
+
+
+def _structure_and_shapes(params: Params) -> tuple[Any, tuple[Any, ...]]:
+    arrays, structure = jax.tree.flatten(params)
+    return structure, tuple((tuple(np.shape(x)), np.dtype(x.dtype)) for x in arrays)
+
+
+def _leaves_of(structure: Any, shapes: Any) -> list[Leaf]:
     structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
     tree = structure.unflatten(structs)
-    leaves = [
+    return [
         Leaf(dotted(whole(key_path)), struct, whole(key_path), tree)
         for key_path, struct in jax.tree_util.tree_leaves_with_path(tree)
     ]
-    return tuple(function(where, leaves))

@@ -113,7 +113,7 @@ def warn_of_unread_scale(opt: Any) -> None:
 
 def warn_of_capture(opt: Any, inputs: PyTree) -> None:
     """Warns of an optimizer that is no argument of the function that is traced around a step."""
-    if any(isinstance(x, Tracer) for x in jax.tree.leaves(opt)):
+    if any(isinstance(x, Tracer) for x in jax.tree.leaves(opt)) or _has_no_state(opt):
         return
     if any(isinstance(x, Tracer) and under_jit(x) for x in jax.tree.leaves(inputs)):
         warn(

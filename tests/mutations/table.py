@@ -84,8 +84,8 @@ MUTATIONS = {
     ),
     "SOAP does not sort the columns of its mean of squares": Mutation(
         "rules/matrices/soap.py",
-        "leaf.rotated_nu = nu if columns is None else nu[:, columns]",
-        "leaf.rotated_nu = nu",
+        "leaf.rotated_nu = nu[rows[:, None], columns]",
+        "leaf.rotated_nu = nu[rows]",
         "matrices/test_preconditioners.py",
     ),
     "DoG never takes the first step that it is given": Mutation(

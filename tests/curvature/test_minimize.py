@@ -131,6 +131,17 @@ def test_residuals_are_passed_and_restarts_stop_at_their_own_steps():
         np.testing.assert_allclose(together.model[i], one.model, rtol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("scaling", [None, "columns"])
+def test_it_says_when_to_scale_the_columns(scaling):
+    units = jnp.array([1e-4, 1.0])
+    loss_fn = sl.LeastSquares(lambda p: jnp.cosh(p * units) - 2, per_example=False)
+    tx = sl.levenberg_marquardt(scaling=scaling)
+    found = sl.minimize(loss_fn, tx, 3 / units, max_steps=1)
+    assert not found.converged
+    assert ('try `scaling="columns"`' in repr(found)) == (scaling is None)
+
+
 def test_steps_that_change_nothing_do_not_meet_the_tolerance():
     def bowl(p):
         return jnp.sum((p - 3) ** 2) + 1

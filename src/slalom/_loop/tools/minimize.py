@@ -10,10 +10,12 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from ..._core.fields.declare import check_number
-from ..._core.protocol.real_vectors import from_vector
+from ..._core.protocol.parts import transforms
+from ..._core.protocol.real_vectors import from_vector, to_vector
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.messages import advise_keywords
-from ...tree.dtypes import canonical_float
+from ...rules.curvature.levenberg_marquardt import ScaleByLevenbergMarquardt
+from ...tree.dtypes import canonical_float, sum_dtype
 from ...tree.types import PyTree, Tracer
 from ...where.resolve import WhereLike
 from ..binding.model import Split, split
@@ -112,13 +114,27 @@ class MinimizeResult(eqx.Module):
             ended = f"{int(np.sum(self.converged))} of {self.code.size} runs converged"
         else:
             verb = "converged" if self.converged else "not converged"
-            ended = f"{verb} ({self.reason}): {REASONS[self.reason]}"
+            ended = f"{verb} ({self.reason}): {REASONS[self.reason]}{self._advice()}"
         values = f"loss {_shown(self.loss)}, gradient {_shown(self.grad_norm)}"
         counts = f"{_shown(self.steps)} steps, {_shown(self.evaluations)} evaluations"
         leaves = jax.tree.leaves(eqx.filter(self.model, eqx.is_array))
         small = sum(x.size for x in leaves) <= 12
         model = self.model if small else eqx.tree_pformat(self.model, width=10**6)
         return f"{ended}\n{values}, {counts}\n{model}"
+
+    def _advice(self) -> str:
+        """What else to try, where the units of the parameters may be why it has not converged."""
+        modules = [part.module for part in transforms(self.opt.transform, self.opt.state)]
+        unscaled = [
+            m for m in modules if isinstance(m, ScaleByLevenbergMarquardt) and m.scaling is None
+        ]
+        params = split(self.model, self.opt.binding.trainable).params
+        sizes = np.abs(np.asarray(to_vector(params, sum_dtype(params))))
+        sizes = sizes[(sizes > 0) & np.isfinite(sizes)]
+        if self.converged or not unscaled or sizes.size == 0 or np.ptp(np.log10(sizes)) < 3:
+            return ""
+        ratio = np.max(sizes) / np.min(sizes)
+        return f'. The parameters differ {ratio:.0e}-fold in size: try `scaling="columns"`'
 
 
 def _shown(x: Array) -> str:
@@ -185,7 +201,7 @@ def minimize(
     small learning rate or a large damping, does not measure the distance to the minimum. In a
     narrow valley, a step can also be short because its direction is poor. So both need Newton's
     step as well, from at most 20 products with the Hessian: without negative curvature, and at most
-    √`xtol` long, or with a decrease of at most `ftol`·|f|. This also ends runs whose steps or
+    `xtol` or √ε long, or with a decrease of at most `ftol`·|f|. This also ends runs whose steps or
     gradients are lost in rounding.
 
     It works for every rule, and under `jax.vmap` for restarts from many points:
@@ -210,8 +226,9 @@ def minimize(
     - `model`: the initial model.
     - `args`: the data of the loss.
     - `max_steps`: the largest number of steps, an int ≥ 1.
-    - `ftol`, `xtol`, `gtol`: the tolerances, ≥ 0. They default to ε^⅔ for the ε of the loss's
-        dtype, which is 4e-11 in float64 and 2e-5 in float32.
+    - `ftol`, `xtol`, `gtol`: the tolerances, ≥ 0. They default to 1e-8 as in
+        `scipy.optimize.least_squares`, or to ε^⅔ for the ε of the loss's dtype if that is larger,
+        which is 2e-5 in float32.
     - `stop`: a function `stop(model, loss)` that returns a bool scalar, called before each step.
     - `example_weights`: the weights of examples of an `sl.LeastSquares`. For standard deviations
         sigma of the data, pass `1 / sigma**2`.

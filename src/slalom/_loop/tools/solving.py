@@ -230,7 +230,8 @@ class Solver(NamedTuple):
         found = self._newton(c, now, sizes, residuals, checked)
         # As Gill, Murray and Wright: where the loss has its digits, the parameters have half.
         least = (tols.ftol.astype(value.dtype) * value).astype(found.decrease.dtype)
-        near = found.length <= jnp.sqrt(tols.xtol).astype(found.length.dtype)
+        longest = jnp.maximum(tols.xtol, jnp.finfo(value.dtype).eps ** 0.5)
+        near = found.length <= longest.astype(found.length.dtype)
         done = checked & ((found.decrease <= least) | near)
         unchecked = jnp.where(checked, MOST_PRODUCTS, jnp.maximum(c.unchecked - 1, 0))
 
@@ -375,8 +376,9 @@ class Solver(NamedTuple):
 
 
 def default_tolerances(dtype: np.dtype) -> dict[str, Array]:
-    """ε^⅔, which a rule that converges faster than linearly reaches a step before rounding."""
-    least = jnp.asarray(jnp.finfo(dtype).eps ** (2 / 3), dtype)
+    """1e-8 as in `scipy.optimize.least_squares`, or ε^⅔ where that is larger: a rule that converges
+    faster than linearly reaches it a step before rounding."""
+    least = jnp.asarray(max(jnp.finfo(dtype).eps ** (2 / 3), 1e-8), dtype)
     return {"ftol": least, "xtol": least, "gtol": least}
 
 

@@ -87,9 +87,9 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
     function of the selected parameters, and the others are constant. Inside `.every_k` it is
     refused: its window has the mean of several losses.
 
-    Differs from Optax: the cubic has the slopes of both ends, which takes fewer evaluations than one
-    through three points. No step raises the loss by more than c₃·|f(w)| (Optax uses the last rate
-    if none is good), and after a failed search the next one does not start from η = 0.
+    Differs from Optax: the cubic has the slopes of both ends, which takes fewer evaluations than
+    one through three points. No step raises the loss by more than c₃·|f(w)| (Optax uses the last
+    rate if none is good), and after a failed search the next one does not start from η = 0.
 
     **Arguments:**
 

@@ -60,6 +60,7 @@ def fit_residual(p, x, y):
 
 def fitted(loss_fn, **options):
     start = jax.tree.map(jnp.asarray, START)
+    options.update(dict.fromkeys(("ftol", "xtol", "gtol"), 1e-11))  # SciPy's are tight too
     found = sl.minimize(loss_fn, sl.levenberg_marquardt(), start, X, Y, max_steps=200, **options)
     assert found.converged
     return found

@@ -109,19 +109,14 @@ def after_sgd(rate, searches, *numbers, **options):
 ZOOM_NUMBERS = (9, 2.0, 1e-9, 3.0, 1e-3, 0.1, None, 1e-4, "one")
 BACKTRACKING_NUMBERS = (20, 0.1, 0.5, 4.0, 0.7, 1e-6, 1e-3)
 PAIRS = {
-    "lbfgs-numbers": (
-        sl.lbfgs(falling, 3, False, BACKTRACKING[0](20)),
-        optax.lbfgs(falling, 3, False, BACKTRACKING[1](20)),
-        himmelblau,
-    ),
+    "lbfgs-numbers": (sl.lbfgs(falling, 3, False), optax.lbfgs(falling, 3, False), himmelblau),
     "lbfgs-alone": (
         sl.lbfgs(0.1, 4, linesearch=None),
         optax.lbfgs(0.1, 4, linesearch=None),
         matyas,
     ),
-    # On a parabola, the two zoom searches interpolate alike.
-    "zoom": (*after_sgd(1.0, ZOOM, 15), matyas),
-    "zoom-numbers": (*after_sgd(0.1, ZOOM, *ZOOM_NUMBERS), matyas),
+    "zoom": (*after_sgd(1.0, ZOOM, 15), beale),
+    "zoom-numbers": (*after_sgd(0.1, ZOOM, *ZOOM_NUMBERS), himmelblau),
     "backtracking": (*after_sgd(1.0, BACKTRACKING, 50), rosenbrock),
     "backtracking-numbers": (
         *after_sgd(1.0, BACKTRACKING, *BACKTRACKING_NUMBERS, store_grad=True),
@@ -327,18 +322,6 @@ def test_the_state_holds_the_loss_and_the_gradient_of_the_new_parameters(name):
     np.testing.assert_allclose(state.grad, jax.grad(hill)(moved), rtol=1e-4)
     assert 0 < state.learning_rate < 1
     assert opt.metrics["decrease_error"] == 0
-
-
-def test_a_cubic_is_minimized_by_one_interpolation():
-    def cubic(x):
-        return x**3 - 3 * x
-
-    start = jnp.array(1.5)
-    known = {"value": cubic(start), "grad": jax.grad(cubic)(start), "value_fn": cubic}
-    tx = sl.Scale(-0.5) | sl.ScaleByZoomLinesearch(9, curv_rtol=1e-3)
-    moved, opt = sl.Optimizer(tx, start).step(start, known["grad"], **known)
-    np.testing.assert_allclose(moved, 1, rtol=1e-6)
-    assert opt.metrics["num_linesearch_steps"] == 2
 
 
 @pytest.mark.slow

@@ -239,8 +239,7 @@ def _at(memory: PyTree, position: Array) -> PyTree:
     return jax.lax.dynamic_index_in_dim(memory, position, keepdims=False)
 
 
-# The largest extrapolation of Moré and Thuente's search, which L-BFGS-B has.
-_ZOOM = ScaleByZoomLinesearch(20, increase_factor=5.0, initial_guess_strategy="one")
+_ZOOM = ScaleByZoomLinesearch(20, initial_guess_strategy="one")
 
 
 @advise_keywords
@@ -294,7 +293,7 @@ def lbfgs(
     - `scale_init_precond`: as in `ScaleByLbfgs`.
     - `linesearch`: the line search, such as `ScaleByZoomLinesearch` or
         `ScaleByBacktrackingLinesearch`; `None` for no search. Defaults to a zoom line search of at
-        most 20 steps with the initial guess 1, which increases η fivefold.
+        most 20 steps with the initial guess 1.
     - `bounds`: a pair `(lower, upper)` as `sl.projections.box` takes it, or a mapping from
         selectors to such pairs: `{sl.where.path("noise"): (1e-6, None)}`. A start outside is
         projected, with a warning. Defaults to no bounds.

@@ -59,6 +59,7 @@ class _ZoomSearch(NamedTuple):
     last: _TriedRate
     low: _TriedRate  # the end with the lower loss, which may have the larger rate
     high: _TriedRate
+    third: _TriedRate  # an earlier point, for the cubic through three points
     enclosed: Array | bool  # whether the ends are known to enclose an acceptable rate
     enough: Array | bool  # whether the best one meets the first criterion
     on: Array | bool
@@ -74,9 +75,10 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
 
     Close to a minimum, where rounding hides the first condition, it is replaced by the two
     conditions ⟨g_η, u⟩ ≤ (2·c₁ − 1)·⟨g, u⟩ + ε and f(w + η·u) ≤ f(w) + c₃·|f(w)|. The search
-    increases η until an interval contains an acceptable rate, and then narrows the interval to the
-    minimum of the cubic with the losses and slopes at both ends, but by a tenth at least. A loss or
-    slope that is not finite meets no condition, so the search turns back from there.
+    increases η until an interval contains an acceptable rate, and then narrows the interval by
+    cubic and quadratic interpolation and bisection. The cubic goes through three points, or, inside
+    `.project` onto a box, has the slopes of both ends. A loss or slope that is not finite meets no
+    condition, so the search turns back from there.
 
     If no rate meets both conditions, the search uses the lowest loss that meets the first one. If
     there is none, it uses the lowest loss of all if that is below f(w); otherwise the parameters do
@@ -87,9 +89,8 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
     function of the selected parameters, and the others are constant. Inside `.every_k` it is
     refused: its window has the mean of several losses.
 
-    Differs from Optax: the cubic has the slopes of both ends, which takes fewer evaluations than
-    one through three points. No step raises the loss by more than c₃·|f(w)| (Optax uses the last
-    rate if none is good), and after a failed search the next one does not start from η = 0.
+    Differs from Optax: no step raises the loss by more than c₃·|f(w)| (Optax uses the last rate if
+    none is good), and after a failed search the next one does not start from η = 0.
 
     **Arguments:**
 
@@ -171,6 +172,7 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
                 last=start,
                 low=start,
                 high=start,
+                third=start,
                 enclosed=jnp.asarray(False),
                 enough=jnp.asarray(False),
                 on=along.descends,
@@ -205,7 +207,9 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
         further = jnp.where(search.tried == 0, guess, now.increase_factor * search.last.rate)
         at_limit = further >= limit
         low, high = search.low, search.high
-        rate = jnp.where(search.enclosed, _between(low, high), jnp.minimum(further, limit))
+        cubic = _by_points(low, high, search.third) if along.box is None else _by_slopes(low, high)
+        interpolated = _between(low, high, cubic)
+        rate = jnp.where(search.enclosed, interpolated, jnp.minimum(further, limit))
 
         value, grad = jax.value_and_grad(along.value_fn)(along.point(rate))
         grad = steepest(grad)
@@ -224,6 +228,7 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
         worse = (decrease > 0) | (new.value >= low.value)
         turned = ~worse & (new.slope * (high.rate - low.rate) >= 0)
         inner = (_pick(worse, low, new), _pick(worse, new, _pick(turned, low, high)))
+        third = _pick(worse | turned, high, low)
         narrow = jnp.abs(high.rate - low.rate) <= now.stepsize_precision
         exhausted = jnp.where(search.enclosed, narrow & (enough | search.enough), at_limit & ~found)
 
@@ -238,6 +243,7 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
             last=new,
             low=low,
             high=high,
+            third=_pick(search.enclosed, third, low),
             enclosed=search.enclosed | found,
             enough=search.enough | enough,
             on=~(done | exhausted | (tried >= self.max_linesearch_steps)),
@@ -282,12 +288,22 @@ def _pick(condition: Array | bool, yes: PyTree, no: PyTree) -> PyTree:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
-def _between(low: _TriedRate, high: _TriedRate) -> Scalar:
-    """A rate in the interval: the minimum of the cubic with the values and the slopes at both ends,
-    or of the parabola without the slope at `high`, or the middle, if the one before is not finite.
+def _by_points(low: _TriedRate, high: _TriedRate, third: _TriedRate) -> Scalar:
+    """The minimum of the cubic with the values at three points and the slope at `low`.
 
     In units of the interval, t = 0 at `low` and t = 1 at `high`, f = f₀ + C·t + B·t² + A·t³.
     """
+    width = high.rate - low.rate
+    t = (third.rate - low.rate) / width
+    c = low.slope * width
+    a_and_b = high.value - low.value - c
+    a = (a_and_b - (third.value - low.value - c * t) / (t * t)) / (1 - t)
+    b = a_and_b - a
+    return (jnp.sqrt(b * b - 3 * a * c) - b) / (3 * a)
+
+
+def _by_slopes(low: _TriedRate, high: _TriedRate) -> Scalar:
+    """The minimum of the cubic with the values and the slopes at both ends."""
     width = high.rate - low.rate
     c = low.slope * width
     a_and_b = high.value - low.value - c
@@ -295,11 +311,20 @@ def _between(low: _TriedRate, high: _TriedRate) -> Scalar:
     b = a_and_b - a
     root = jnp.sqrt(b * b - 3 * a * c)
     # Without a difference of two close numbers where A is small.
-    cubic = jnp.where(b > 0, -c / (b + root), (root - b) / (3 * a))
-    parabola = -c / (2 * a_and_b)
-    inside = jnp.where(jnp.isfinite(parabola), parabola, 0.5)
-    inside = jnp.where(jnp.isfinite(cubic), cubic, inside)
-    return low.rate + jnp.clip(inside, 0.1, 0.9) * width
+    return jnp.where(b > 0, -c / (b + root), (root - b) / (3 * a))
+
+
+def _between(low: _TriedRate, high: _TriedRate, cubic: Scalar) -> Scalar:
+    """A rate in the interval: the minimum of a cubic, or of a parabola, or the middle.
+
+    A minimum that is NaN fails the comparisons, and the next method is used.
+    """
+    width = high.rate - low.rate
+    slope = low.slope * width
+    parabola = -slope / (2 * (high.value - low.value - slope))
+    inside = jnp.where((parabola > 0.1) & (parabola < 0.9), parabola, 0.5)
+    inside = jnp.where((cubic > 0.2) & (cubic < 0.8), cubic, inside)
+    return low.rate + inside * width
 
 
 def _report(tol: Array, best: _Best, along: Line) -> None:

@@ -20,7 +20,7 @@ import optax.contrib
 import slalom as sl
 
 from . import torch_rival
-from .measure import interleave, optax_step, ratio, slalom_step, spread, trace_once
+from .measure import interleave, ratio, spread, step_of, trace_once
 from .rows import ROWS
 from .shapes import gpt2
 
@@ -150,12 +150,12 @@ def compare(params: Tree, repetitions: int, *, with_torch: bool) -> dict[str, An
         for leaves in (arrays, given)
     )
     trace_once(ROWS["AdamW"])
-    adamw = slalom_step(sl.adamw(1e-3), arrays, given).cost
+    adamw = step_of(sl.adamw(1e-3), arrays, given).cost
     link = sl.Orthogonalize()
     steps = {
-        "muon": slalom_step(ours(), arrays, given),
-        "Orthogonalize": slalom_step(link | sl.ScaleByLearningRate(0.02), hidden, updates),
-        "optax": optax_step(of_optax(params), arrays, given),
+        "muon": step_of(ours(), arrays, given),
+        "Orthogonalize": step_of(link | sl.ScaleByLearningRate(0.02), hidden, updates),
+        "optax": step_of(of_optax(params), arrays, given),
     }
     state = link.init(hidden)
     limit = Products(lambda updates: link.update(updates, state), updates)

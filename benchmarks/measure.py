@@ -89,24 +89,26 @@ def trace_once(row: Row) -> None:
     jax.jit(lambda state: theirs.update(params, state, params, **known)).trace(state)
 
 
-def slalom_step(tx: sl.AbstractTransform, params: Any, grads: Any, loss: Any = None) -> Step:
-    """A step of Slalom under `jax.jit`."""
+def functions_of(tx: Any, loss: Any = None) -> tuple[Callable[[Any], Any], Callable[..., Any]]:
+    """The functions that make the state and a step, with Slalom, or with Optax as it documents."""
 
-    def step(params: Any, opt: sl.Optimizer, grads: Any) -> Any:
+    def ours(params: Any, opt: sl.Optimizer, grads: Any) -> Any:
         return opt.step(params, grads, value_fn=loss)
 
-    return Step(step, params, sl.Optimizer(tx, params), grads)
-
-
-def optax_step(tx: Any, params: Any, grads: Any, loss: Any = None) -> Step:
-    """A step of Optax under `jax.jit`, as in its documentation."""
-    known = {} if loss is None else {"obj_fn": loss}
-
-    def step(params: Any, state: Any, grads: Any) -> Any:
+    def theirs(params: Any, state: Any, grads: Any) -> Any:
+        known = {} if loss is None else {"obj_fn": loss}
         updates, state = tx.update(grads, state, params, **known)
         return optax.apply_updates(params, updates), state
 
-    return Step(step, params, tx.init(params), grads)
+    if isinstance(tx, sl.AbstractTransform):
+        return (lambda params: sl.Optimizer(tx, params)), ours
+    return tx.init, theirs
+
+
+def step_of(tx: Any, params: Any, grads: Any, loss: Any = None) -> Step:
+    """A step of a transform of Slalom or Optax under `jax.jit`."""
+    init, step = functions_of(tx, loss)
+    return Step(step, params, init(params), grads)
 
 
 class Probe:
@@ -172,8 +174,8 @@ def compare_steps(
     numbers = sum(p.size for p in jax.tree.leaves(params))
     trace_once(row)
     calls: dict[str, Any] = {
-        "slalom": slalom_step(row.slalom(), params, grads, row.loss),
-        "optax": optax_step(row.optax(), params, grads, row.loss),
+        "slalom": step_of(row.slalom(), params, grads, row.loss),
+        "optax": step_of(row.optax(), params, grads, row.loss),
     }
     if with_torch and row.torch:
         calls |= torch_rival.steps(row.torch, jax.tree.leaves(params))

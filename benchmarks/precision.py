@@ -19,7 +19,7 @@ import slalom as sl
 
 from .codecs import CODECS
 from .docs import _table, replace_between
-from .measure import Step, interleave, optax_step, ratio, slalom_step
+from .measure import Step, interleave, ratio, step_of
 from .report import machine
 from .writing import POLICIES
 
@@ -84,9 +84,7 @@ def step(case: Case, params: dict[str, jax.Array]) -> Step:
     """The compiled step of a case."""
     params = {name: p.astype(case.dtype) for name, p in params.items()}
     grads = jax.tree.map(lambda p: 0.01 * p + 0.001, params)
-    tx = case.make()
-    compiled = slalom_step if isinstance(tx, sl.AbstractTransform) else optax_step
-    return compiled(tx, params, grads)
+    return step_of(case.make(), params, grads)
 
 
 def measure(params: dict[str, jax.Array], repetitions: int) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ import numpy as np
 
 import slalom as sl
 
-from .measure import Step, interleave, ratio, slalom_step, spread, windows
+from .measure import Step, interleave, ratio, spread, step_of, windows
 
 WINDOW = 10
 
@@ -76,12 +76,12 @@ def main(argv: list[str] | None = None) -> None:
     grads = {k: 0.01 * v[::-1].copy() for k, v in params.items()}
     size = sum(p.nbytes for p in params.values())
     arrays, given = jax.device_put((params, grads))
-    adamw = slalom_step(sl.adamw(1e-3), arrays, given).cost
+    adamw = step_of(sl.adamw(1e-3), arrays, given).cost
     print(f"AdamW: compile {adamw.compile_s:.2f} s, trace {adamw.trace_s:.2f} s")
     with_torch = not args.no_times and importlib.util.find_spec("pytorch_optimizer") is not None
     for name in ("SOAP", "Kron"):
         for f in (1, WINDOW):
-            step: Step = slalom_step(ours(name, f), arrays, given)
+            step: Step = step_of(ours(name, f), arrays, given)
             cost = step.cost
             line = (
                 f"{name}, f = {f}: compile {cost.compile_s:.2f} s, trace {cost.trace_s:.2f} s, "

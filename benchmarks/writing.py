@@ -21,7 +21,7 @@ import numpy as np
 import slalom as sl
 
 from .docs import _table, replace_between
-from .measure import interleave, ratio, slalom_step
+from .measure import interleave, ratio, step_of
 from .shapes import gpt2
 
 BEGIN = "<!-- figures: python -m benchmarks.writing --docs docs/guides/memory.md -->"
@@ -60,7 +60,7 @@ def relative_times(fraction: int = 8, repetitions: int = 12) -> dict[str | None,
         params = {name: x.astype(dtype) for name, x in gpt2(fraction).items()}
         grads = jax.tree.map(lambda p: 0.01 * p + 0.001, params)
         tx = sl.adamw(1e-3)
-        calls[policy] = slalom_step(tx if policy is None else tx.write(policy), params, grads)
+        calls[policy] = step_of(tx if policy is None else tx.write(policy), params, grads)
     times = interleave(calls, repetitions)
     return {policy: ratio(own, times[None])["median"] for policy, own in times.items()}
 

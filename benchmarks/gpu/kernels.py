@@ -11,28 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import optax
 from jax.experimental import topologies
 
-import slalom as sl
-
-from ..measure import fusions
+from ..measure import functions_of, fusions
 from ..shapes import gpt2
 from .updates import WITH_ALL_LEAVES, contenders, stacked
 
 H100 = Path(__file__).with_name("h100.txtpb")
-
-
-def step_of(tx: Any) -> tuple[Any, Any]:
-    """A function that creates the state of a transform, and one that makes a step."""
-
-    def theirs(params: Any, state: Any, grads: Any) -> Any:
-        updates, state = tx.update(grads, state, params)
-        return optax.apply_updates(params, updates), state
-
-    if isinstance(tx, sl.AbstractTransform):
-        return (lambda params: sl.Optimizer(tx, params)), (lambda p, opt, g: opt.step(p, g))
-    return tx.init, theirs
 
 
 def count(tx: Any, dtype: Any, leaves: dict[str, Any], sharding: Any) -> int:
@@ -43,7 +28,7 @@ def count(tx: Any, dtype: Any, leaves: dict[str, Any], sharding: Any) -> int:
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
         )
 
-    init, step = step_of(tx)
+    init, step = functions_of(tx)
     params = {name: jax.ShapeDtypeStruct(x.shape, dtype) for name, x in leaves.items()}
     args = placed((params, jax.eval_shape(init, params), params))
     program = jax.jit(step, donate_argnums=(0, 1)).lower(*args).compile()

@@ -12,7 +12,7 @@ import slalom as sl
 
 from ..docs import _table
 from ..matrices import Products, is_hidden
-from ..measure import slalom_step
+from ..measure import step_of
 from .timing import Chained, Repeated, log, seconds
 
 
@@ -35,7 +35,7 @@ def muon(params: dict[str, Any], repetitions: int) -> list[dict[str, Any]]:
     for precision, name in precisions.items():
         with jax.default_matmul_precision(name):
             link = sl.Orthogonalize()
-            step = slalom_step(link | sl.ScaleByLearningRate(0.02), hidden, grads)
+            step = step_of(link | sl.ScaleByLearningRate(0.02), hidden, grads)
             state = link.init(hidden)
             limit = Products(lambda u, link=link, state=state: link.update(u, state), grads)
             calls = {"Muon": Chained(step), "products": Repeated(limit)}
@@ -63,7 +63,7 @@ def soap(params: dict[str, Any], repetitions: int) -> list[dict[str, Any]]:
     """
     params = {name: p for name, p in params.items() if not re.match(r"block(?![01]\.)", name)}
     hidden, grads = hidden_of(params)
-    step = Chained(slalom_step(sl.soap(3e-3, precondition_frequency=REFRESH), hidden, grads))
+    step = Chained(step_of(sl.soap(3e-3, precondition_frequency=REFRESH), hidden, grads))
     times = []
     for _ in range(2 + 3 * REFRESH):
         start = time.perf_counter()

@@ -13,7 +13,7 @@ import optax
 import slalom as sl
 
 from ..docs import _table
-from ..measure import Step, optax_step, slalom_step
+from ..measure import Step, step_of
 from .timing import Chained, Copy, log, seconds
 
 
@@ -65,8 +65,7 @@ ACCUMULATING = ("AdamW, `.every_k(4)`", "AdamW, Optax, `MultiSteps`")
 def _compiled(tx: Any, dtype: Any, leaves: dict[str, Any]) -> Step:
     arrays = {path: p.astype(dtype) for path, p in leaves.items()}
     grads = jax.tree.map(lambda p: 0.01 * p + 0.001, arrays)
-    make = slalom_step if isinstance(tx, sl.AbstractTransform) else optax_step
-    return make(tx, arrays, grads)
+    return step_of(tx, arrays, grads)
 
 
 def bandwidth(params: dict[str, Any], repetitions: int, entries: int) -> list[dict[str, Any]]:

@@ -304,7 +304,7 @@ def test_figures_of_programs_and_of_times_are_counted():
     # The gradients are not given away, so returning them needs a copy.
     cost = measure.Step(swap, params, jnp.ones(3), params).cost
     assert (cost.copies, cost.scratch_bytes) == (1, 0)
-    cost = measure.slalom_step(sl.sgd(1e-3), params, params).cost
+    cost = measure.step_of(sl.sgd(1e-3), params, params).cost
     assert (cost.copies, cost.fusions) == (0, 2)  # one for the array, one for the clock
 
     times = [1.0, 1.0, 1.0, 5.0, 2.0, 2.0, 2.0, 6.0]

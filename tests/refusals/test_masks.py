@@ -72,6 +72,8 @@ def test_what_is_no_selector():
         "`sl.where.path(...) | sl.where.path(...)`",
     ):
         sl.where.path(["b", "w"])
+    with refused(TypeError, "a class, got a module", "`sl.where.type(Identity)`"):
+        sl.where.type(eqx.nn.Identity())
     with refused(
         TypeError,
         "A selector has no truth value",

@@ -35,7 +35,7 @@ def test_calls():
         "loss = step(model, opt, x, y)`",
     ):
         bound()(params(), params())
-    with refused(TypeError, "train_step … got sl.Clip(1.0)", "a loss function"):
+    with refused(TypeError, "a loss function, got sl.Clip(1.0)", "`step = sl.train_step("):
         sl.train_step(sl.Clip(1.0))
     with refused(
         TypeError,
@@ -73,12 +73,17 @@ def test_calls():
         TypeError, "step() … got 3", "`model, opt = opt.step(model, grads)` … `value=loss`"
     ):
         bound().step(params(), params(), bound().state)
-    with refused(
-        TypeError,
-        "A transform does not hold its state",
-        "`params, state = tx.step(grads, state, params)` … `model, opt = opt.step(model, grads)`",
-    ):
-        sl.adam(0.1).step(params(), params())
+    for own, returned, given in [
+        ("step", "params", 2),
+        ("step", "params", 1),
+        ("update", "updates", 1),
+    ]:
+        with refused(
+            TypeError,
+            "A transform does not hold its state",
+            f"`{returned}, state = tx.{own}(grads, state, params)` … `model, opt = ",
+        ):
+            getattr(sl.adam(0.1), own)(*[params()] * given)
     with refused(
         TypeError,
         "`tx.update` got the keyword 'value'",
@@ -131,7 +136,9 @@ def test_calls_of_steps():
     with refused(TypeError, "shard_state() is missing 'mesh'", "`opt, report = opt.shard_state(m"):
         bound().shard_state()
     with refused(
-        TypeError, "sweep() is missing 'model'", "`sl.sweep(loss_fn, tx, model, batches, grid"
+        TypeError,
+        "sweep() is missing 'model', 'batches' and 'grid'",
+        "`sl.sweep(loss_fn, tx, model, batches, grid",
     ):
         sl.sweep(step, {"learning_rate": [0.1]})
     with refused(
@@ -230,7 +237,7 @@ CLIPPED = (sl.Clip(1.0), sl.sgd(0.1))
 
 def test_attributes():
     others = {
-        "with_hyperparams": "opt = opt.with_hyperparams(...)",
+        "with_hyperparams": "opt = opt.with_hyperparams(l",
         "every": "tx.every_k(k)",
         "accumulate": "tx.every_k(k)",
         "ema": "tx.average(decay)",

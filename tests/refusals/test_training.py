@@ -43,7 +43,7 @@ def test_losses_functions_and_arguments():
     ):
         train(lambda model: (total(model), 1, 2), has_aux=True)
 
-    with refused(TypeError, "train_step … got 3", "a loss function"):
+    with refused(TypeError, "a loss function, got 3", "`step = sl.train_step(loss_fn)`"):
         sl.train_step(3)
     with refused(
         TypeError, "'args.0' of type set … hashable", "Pass an array … mark the field … static"

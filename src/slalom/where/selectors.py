@@ -246,6 +246,11 @@ def type(cls: builtins.type, *, owner: bool = False) -> Where:
 
     **Returns:** a selector.
     """
+    if isinstance(cls, eqx.Module):
+        name = builtins.type(cls).__name__
+        raise TypeError(
+            f"sl.where.type takes a class, got a module: write `sl.where.type({name})`."
+        )
     _check("type", "one class", cls, builtins.type)
     return _Type(cls, owner)
 

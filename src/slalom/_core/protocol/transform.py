@@ -62,9 +62,10 @@ def advise_inputs(function: Method) -> Method:
                 f"`tx.{own}` got {got}. Inputs other than these belong to a context: "
                 f"`tx.{own}(grads, state, params, sl.Context({unknown or 'step'}=...))`."
             )
-        if own == "step" and "state" in given and "params" not in given:
+        if "state" not in given or (own == "step" and "params" not in given):
+            returned = "params" if own == "step" else "updates"
             raise TypeError(
-                "A transform does not hold its state: `params, state = tx.step(grads, state, "
+                f"A transform does not hold its state: `{returned}, state = tx.{own}(grads, state, "
                 "params)`. To step with the model and its gradients, bind it, `opt = "
                 "sl.Optimizer(tx, model)`, and write `model, opt = opt.step(model, grads)`."
             )

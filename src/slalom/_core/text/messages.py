@@ -207,7 +207,7 @@ _ELSEWHERE: dict[str, str] = {
     ),
     "with_ema": "`tx.average(decay)`",
     "with_hyperparams": (
-        "`opt = opt.with_hyperparams(...)` of an optimizer, `opt = sl.Optimizer(tx, model)`"
+        "`opt = sl.Optimizer(tx, model)`, and `opt = opt.with_hyperparams(learning_rate=1e-4)`"
     ),
     "zero_grad": "nothing: JAX does not accumulate gradients",
 }
@@ -304,7 +304,9 @@ def advise_positions(advice: str, name: str | None = None) -> Callable[[_Advised
                     f"'{p.name}'" for i, p in enumerate(required) if is_missing(i, p, count, kwargs)
                 ]
                 if absent:
-                    raise TypeError(f"{named}() is missing {' and '.join(absent)}. {advice}")
+                    *most_absent, last = absent
+                    names = f"{', '.join(most_absent)} and {last}" if most_absent else last
+                    raise TypeError(f"{named}() is missing {names}. {advice}")
             return function(*args, **kwargs)
 
         return cast(_Advised, call)

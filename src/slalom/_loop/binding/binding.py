@@ -119,7 +119,7 @@ def no_transform(given: Any, model: PyTree) -> str:
     message = "The first argument of an optimizer must be a transform such as `sl.adam(1e-3)`, got "
     if isinstance(model, AbstractTransform):
         kind = type(given).__name__
-        return f"{message}a {kind}. Write `sl.Optimizer(tx, model)`."
+        return f"{message}a model of type {kind}. Write `sl.Optimizer(tx, model)`."
     return f"{message}{given!r}.{uncalled(given)}"
 
 

@@ -203,7 +203,10 @@ def _step_of(loss_fn: Any, options: Options) -> TrainStep[Any, Any]:
             "pass the function that `sl.train_step` was called with."
         )
     if not is_function(loss_fn):
-        raise TypeError(f"train_step takes a loss function, got {loss_fn!r}.")
+        raise TypeError(
+            f"train_step takes a loss function, got {loss_fn!r}. Pass the function itself, without "
+            "calling it: `step = sl.train_step(loss_fn)`."
+        )
     if type(loss_fn).__module__.startswith("equinox.nn"):
         raise TypeError(
             f"train_step takes a loss function, got a {type(loss_fn).__name__}. Write a function "

@@ -26,6 +26,15 @@ def test_selectors_that_mean_nothing_and_gradients_of_python_numbers():
         sl.where.path("a.***")
     with refused(ValueError, "sl.where.ndim has min=3 and max=1", "nothing matches"):
         sl.where.ndim(min=3, max=1)
+    for name, bad in (("n", -1), ("n", True), ("min", None), ("max", 1.5)):
+        with refused(TypeError, "sl.where.ndim takes whole numbers", f"≥ 0, got {bad!r}"):
+            sl.where.ndim(**{name: bad})
+    with refused(ValueError, "sl.where.regex has '('", "missing ) … `re.escape` … `sl.where.path`"):
+        sl.where.regex("(")
+    for bad in (None, object, "flaot32", 3, [jnp.float32]):
+        remedy = "a dtype, such as `jnp.float32`, or a group, such as `jnp.floating`"
+        with refused(TypeError, f"sl.where.dtype … got {bad!r}", remedy):
+            sl.where.dtype(bad)
 
 
 def test_selections_of_nothing():
@@ -88,7 +97,7 @@ def test_what_is_no_selector():
         "sl.where.dtype(float) would mean float64 alone",
         "`sl.where.dtype(jnp.floating)`, or name one dtype.",
     ):
-        sl.where.dtype(float)
+        sl.where.dtype("float")
     with refused(TypeError, "None is not a selector", "`sl.where.everything()` or `.nothing()`"):
         sl.adam(0.1).only(None)
     with refused(TypeError, "sl.where.everything makes a selector", "`sl.where.everything()`"):

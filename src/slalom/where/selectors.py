@@ -183,7 +183,13 @@ def regex(pattern: str) -> Where:
     **Returns:** a selector.
     """
     _check("regex", "one regular expression", pattern, str)
-    re.compile(pattern)
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(
+            f"sl.where.regex has {pattern!r}, which is no regular expression: {error}. `re.escape` "
+            "takes characters literally, and `sl.where.path` takes a glob."
+        ) from None
     return _Regex(pattern)
 
 
@@ -206,8 +212,9 @@ def ndim(n: int | None = None, *, min: int = 0, max: int | None = None) -> Where
     """
     if n is not None and (min, max) != (0, None):
         raise TypeError("sl.where.ndim takes either a number of axes, or `min` and `max`.")
-    for axes in (n, min, max):
-        _check("ndim", "whole numbers", 0 if axes is None else axes, int)
+    for axes in (min, *(number for number in (n, max) if number is not None)):
+        if isinstance(axes, bool) or not isinstance(axes, int) or axes < 0:
+            raise TypeError(f"sl.where.ndim takes whole numbers ≥ 0, got {axes!r}.")
     if max is not None and max < min:
         raise ValueError(f"sl.where.ndim has min={min} and max={max}, which nothing matches.")
     return _NDim(min, max) if n is None else _NDim(n, n)
@@ -222,8 +229,8 @@ def dtype(dtype: Any) -> Where:
 
     **Returns:** a selector.
     """
-    for own, group in ((float, "floating"), (complex, "complexfloating")):
-        if dtype is own:
+    for own, group in ((float, "floating"), (complex, "complexfloating"), (int, "integer")):
+        if dtype is own or dtype == own.__name__:
             raise TypeError(
                 f"sl.where.dtype({own.__name__}) would mean {np.dtype(own)} alone. Write "
                 f"`sl.where.dtype(jnp.{group})`, or name one dtype."
@@ -231,9 +238,17 @@ def dtype(dtype: Any) -> Where:
     name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", "")
     if name in _DTYPE_GROUPS:
         return _DType(name)
-    if dtype is None:
-        raise TypeError("sl.where.dtype takes a dtype, got None.")
-    return _DType(np.dtype(dtype).name)
+    try:
+        name = np.dtype(dtype).name
+    except TypeError:
+        name = ""
+    # NumPy has more dtypes, and takes None for float64.
+    if dtype is None or not hasattr(jnp, name):
+        raise TypeError(
+            "sl.where.dtype takes a dtype, such as `jnp.float32`, or a group, such as "
+            f"`jnp.floating`, got {dtype!r}."
+        )
+    return _DType(name)
 
 
 def type(cls: builtins.type, *, owner: bool = False) -> Where:

@@ -83,6 +83,19 @@ def test_y_and_x_are_those_of_the_textbook(name):
     check(tx, rates, **options)
 
 
+@pytest.mark.parametrize("polyak", [False, True])
+def test_averages_weight_by_rates_of_any_size(polyak):
+    def averaged(size):
+        tx = sl.sgd(sl.schedules.polynomial(1 / size, 3 / size, 1, 2)).schedule_free(polyak=polyak)
+        y, opt = jnp.array([1.0, -2.0]), sl.Optimizer(tx, jnp.zeros(2))
+        for _ in range(3):
+            y, opt = opt.step(y, 0.1 * size * y, value=size * jnp.sum(jnp.cos(y) + 2))
+        return opt.eval_params(y)
+
+    for size in (1e-25, 1e25):
+        np.testing.assert_allclose(averaged(size), averaged(1.0), rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_averages_follow_rates_skipped_steps_and_resets_in_half_precision_too():
     vectors = sl.where.ndim(1)

@@ -48,7 +48,7 @@ class ScheduleFreeState(eqx.Module):
     max_rate: Float[Array, "*leaves"] = fields.per_leaf()
     """The largest learning rate so far."""
     weight_sum: Float[Array, "*leaves"] = fields.per_leaf()
-    """The sum of the weights so far."""
+    """The sum of the weights so far, over γ^p of the largest learning rate."""
     z: PyTree[Inexact[Array, "..."]] = fields.param_like("copy")
     """The parameters that the inner transform steps."""
     mean_l1: Float[Array, ""] | None = fields.until_reset()
@@ -218,7 +218,7 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
             gap = self._gap(updates, state.z, write.full(params), context)
             size, state = self._l1_norm(now, updates, state)
             size = float(np.sqrt(np.pi / 2)) * size
-            factor = jnp.where(size > 0, gap / jnp.where(size > 0, size, 1), 0)
+            factor = tree.bounded(jnp.where(size > 0, gap / jnp.where(size > 0, size, 1), 0))
             rate = rate * factor
         part = self.inner_part(here)
         stepped = None
@@ -285,7 +285,7 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
         """The updates with the decay of `weight_decay`."""
         if self.weight_decay is None:
             return updates
-        decay = as_canonical(now.weight_decay) * rate**2
+        decay = as_canonical(now.weight_decay) * tree.bounded_square(rate)
         if self.decay_where is not None:
             decay = jnp.where(jnp.array(mask(self.decay_where, y)), decay, 0)
 
@@ -301,14 +301,14 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
         power, r = as_canonical(now.weight_lr_power), as_canonical(now.r)
         age = tree.increment(old.age)
         largest = jnp.maximum(old.max_rate, jnp.abs(rate))
-        # At zero the derivative with respect to the power would be NaN.
-        is_zero = largest == 0
-        at_zero = (power == 0).astype(power.dtype)
-        by_rate = jnp.where(is_zero, at_zero, jnp.where(is_zero, 1, largest) ** power)
-        weight = by_rate * age.astype(r.dtype) ** r
+        # The powers of tiny and of huge rates are out of range, those of their ratio are not. At
+        # zero the derivative with respect to the power would be NaN.
+        was_zero = old.max_rate == 0
+        ratio = jnp.where(was_zero, 1, old.max_rate / jnp.where(was_zero, 1, largest))
+        weight = jnp.where((largest == 0) & (power != 0), 0, age.astype(r.dtype) ** r)
         if self.average_after:
             weight = jnp.where(age > self.average_after, weight, 0)
-        total = old.weight_sum + weight
+        total = old.weight_sum * ratio**power + weight
         share = jnp.where(total == 0, 0, weight / jnp.where(total == 0, 1, total))
         if self.average_after:
             share = jnp.where(age > self.average_after, share, 1)

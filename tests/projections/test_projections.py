@@ -141,13 +141,16 @@ def test_simplices_of_many_numbers_and_bounds_follow_the_model():
     model, opt = steps(sl.sgd(0.1).lookahead(3, 0.5).project(fn))
     assert_same_bits(opt.eval_params(model), opt.state_of("outer").slow)
 
-    model = mlp()
-    bound = jax.tree.map(lambda x: jnp.full_like(x, 0.1), params_of(model))
-    opt = sl.Optimizer(sl.sgd(0.1).project(P.box(None, bound)), model)
+    # A bound like the model may have anything at its functions, and at what is not selected.
+    model, head = mlp(), sl.where.path("layers.1.**")
+    bound = jax.tree.map(lambda x: jnp.full_like(x, 0.1) if eqx.is_array(x) else x, model)
     grads = jax.tree.map(jnp.zeros_like, params_of(model))
-    model, _ = opt.step(model, grads)
-    assert max(float(jnp.max(x)) for x in jax.tree.leaves(params_of(model))) <= np.float32(0.1)
-    assert model.activation is mlp().activation
+    for upper, where in ((bound, None), (params_of(bound), None), (bound, head)):
+        opt = sl.Optimizer(sl.sgd(0.1).project(P.box(None, upper), where=where), model)
+        new, _ = opt.step(model, grads)
+        selected = params_of(new if where is None else new.layers[1])
+        assert max(float(jnp.max(x)) for x in jax.tree.leaves(selected)) <= np.float32(0.1)
+        assert new.activation is model.activation
 
 
 def test_norms_of_any_size_and_numbers_of_projections():

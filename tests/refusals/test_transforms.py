@@ -226,6 +226,8 @@ def test_sets_and_bounds_of_projections():
         "a tree like the one to project",
     ):
         sl.projections.vector(params())({"w": jnp.ones((3, 2))})
+    with refused(TypeError, "box.upper … a number or an array at 'w', got 'x'", obvious="pass one"):
+        sl.projections.box(None, {"w": "x"})({"w": jnp.ones(2)})
     with refused(
         ValueError,
         "hyperplane.a has shape (3,) and dtype float32 at 'w' … shape (2,) and dtype float32",

@@ -4,6 +4,7 @@ import abc
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 
@@ -134,8 +135,19 @@ class AbstractProjection(AbstractDeclared):
 
 
 def leaves_like(name: str, own: PyTree, x: PyTree) -> list[Any]:
+    """The number or array of a tree like the model, or of a prefix of it, for each leaf of `x`."""
     own = without_state(own, x)
-    if jax.tree.structure(own) != jax.tree.structure(x):
+    numbers, structure = jax.tree.flatten(own)
+    try:
+        # Where `x` has no leaf, such as at a function of the model, any value will do.
+        parts = structure.flatten_up_to(x)
+    except ValueError:
         differ = first_difference(own, x, (name, "the tree to project"))
-        raise ValueError(f"{name} must be a tree like the one to project: {differ}.")
-    return jax.tree.leaves(own)
+        raise ValueError(f"{name} must be a tree like the one to project: {differ}.") from None
+    leaves = [n for n, part in zip(numbers, parts, strict=True) for _ in jax.tree.leaves(part)]
+    for (path, _), n in zip(jax.tree_util.tree_leaves_with_path(x), leaves, strict=True):
+        if not eqx.is_array_like(n):
+            raise TypeError(
+                f"{name} must have a number or an array at '{dotted(path)}', got {n!r}."
+            )
+    return leaves

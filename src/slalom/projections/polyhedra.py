@@ -44,8 +44,8 @@ class box(_AbstractBox):
 
     **Arguments:**
 
-    - `lower`, `upper`: the bounds: each a number, a tree like the one to project (of scalars, or
-        of arrays with the shapes of its leaves), or `None` for no bound.
+    - `lower`, `upper`: the bounds: each a number, a tree like the one to project or the whole model
+        (of scalars, or of arrays with the shapes of its leaves), or `None` for no bound.
 
     ```python
     >>> sl.projections.box(-1.0, 1.0)({"w": jnp.array([-3.0, 0.5])})

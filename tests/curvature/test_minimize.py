@@ -89,10 +89,13 @@ SETS = {
 @pytest.mark.parametrize("name", SETS)
 def test_the_gradient_along_a_set_decides(name):
     tx, expected = SETS[name]
-    found = sl.minimize(bowl, tx, jnp.array([0.1, 0.7]), max_steps=100)
-    assert found.converged
-    np.testing.assert_allclose(found.model, expected, atol=1e-2)
-    assert found.grad_norm < 0.1
+    opt = sl.Optimizer(tx, jnp.zeros(2))
+    # Also from a point outside, and from one where the gradient is 0.
+    for start in ([0.1, 0.7], [4.0, 5.0], [3.0, 3.0]):
+        found = sl.minimize(bowl, opt, jnp.array(start), max_steps=100)
+        assert found.converged
+        np.testing.assert_allclose(found.model, expected, atol=1e-2)
+        assert found.grad_norm < 0.1
 
 
 def test_evaluations_are_counted_and_none_is_made_twice():

@@ -235,13 +235,15 @@ class Solver(NamedTuple):
         done = checked & ((found.decrease <= least) | near)
         unchecked = jnp.where(checked, MOST_PRODUCTS, jnp.maximum(c.unchecked - 1, 0))
 
+        # The first step projects a start outside.
+        in_sets = c.steps >= int(any(isinstance(p.module, Project) for p in parts(c.opt.transform)))
         finite = [jnp.all(jnp.isfinite(g)) for g in (now.value, *now.grads)]
         met: dict[str, Any] = {
             "max_steps": c.steps >= self.max_steps,
             "stuck": c.idle >= MOST_IDLE,
             "change": done & (change | (c.idle > 0)),
             "step": done & short & moved,
-            "gradient": flat | (rounded & done),
+            "gradient": (flat | (rounded & done)) & in_sets,
             "not_finite": ~jnp.all(jnp.stack(finite)),
         }
         if self.stop is not None:

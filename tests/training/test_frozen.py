@@ -64,6 +64,8 @@ MARKED = {
             "net": LINEAR,
             "critic": (jnp.ones(2), sl.Optimizer(sl.adam(0.1), jnp.ones(2))),
             "own": sl.ScaleByAdam().init(LINEAR),
+            "optax": sl.interop.to_optax(sl.adam(0.1)).init(LINEAR),
+            "loss": sl.LeastSquares(lambda model, x: x),
         },
         {"net.weight", "net.bias", "critic.0"},
     ),

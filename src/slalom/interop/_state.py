@@ -7,7 +7,7 @@ named tuple for whoever asks, and for JAX a container of the part, whose marks s
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -55,7 +55,9 @@ def _named(state: Any) -> _AbstractNamed:
 
 @functools.cache
 def _kind(cls: type) -> type[_AbstractNamed]:
-    names = [f.name for f in dataclasses.fields(cls) if not f.metadata.get("static", False)]
+    fields_of = [f for f in dataclasses.fields(cls) if not f.metadata.get("static", False)]
+    # "count" is the number of updates alone.
+    names = [f.name for f in fields_of if f.name != "count"]
     # Properties, because a tuple has methods `count` and `index`.
     fields = {n: property(lambda node, n=n: getattr(node[0], n)) for n in names}
     kind = type(
@@ -104,6 +106,8 @@ class ToOptaxState(eqx.Module):
     `optax.tree.get(state, "count")` and `optax.tree.get(state, "mu")` find the number of updates
     and the fields of rules.
     """
+
+    __frozen__: ClassVar[tuple[str, ...]] = ("**",)
 
     transform: Any
     """The transform, with its hyperparameters as arrays."""

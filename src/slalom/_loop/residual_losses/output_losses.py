@@ -27,6 +27,8 @@ class AbstractCurvatureLoss(eqx.Module):
     fixed_data: ClassVar[str | None] = None
     """The reason why the loss at other parameters has another value, if there is one."""
 
+    __frozen__: ClassVar[tuple[str, ...]] = ("**",)
+
     @abc.abstractmethod
     def on(self, *args: Any, **kwargs: Any) -> Residuals:
         """The loss on these data, as a function of the model.

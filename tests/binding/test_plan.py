@@ -39,7 +39,8 @@ def abstract(mesh, specs, shape=(256, 512)):
 def all_devices(kind=AxisType.Auto):
     """A mesh of two axes: of four devices, or of eight where `test_shard_state.py` starts this."""
     shape = (jax.device_count() // 2, 2)
-    return jax.make_mesh(shape, ("data", "model"), axis_types=(kind,) * 2)
+    kinds = kind if isinstance(kind, tuple) else (kind,) * 2
+    return jax.make_mesh(shape, ("data", "model"), axis_types=kinds)
 
 
 def concrete(shapes):
@@ -152,10 +153,11 @@ ON_MATRICES = [tx for tx, _ in FACTORED.values()] + [sl.muon(0.1), sl.contrib.di
 # Their rank is at most that of the matrix, so that the moments have its shape.
 ON_MATRICES += [sl.contrib.apollo(0.1), sl.contrib.galore(0.1)]
 KINDS = {"automatic": AxisType.Auto, "explicit": AxisType.Explicit}
+KINDS["mixed"] = (AxisType.Explicit, AxisType.Auto)
 PLACES = [(kind, spec) for kind in KINDS for spec in SPECS]
 
 
-@pytest.mark.parametrize("place", sampled(PLACES, ("automatic", "both")), ids="-".join)
+@pytest.mark.parametrize("place", sampled(PLACES, ("mixed", "both")), ids="-".join)
 def test_state_of_matrix_rules_is_planned_as_it_is_created(place):
     mesh = all_devices(KINDS[place[0]])
     shapes = abstract(mesh, SPECS[place[1]], (16, 32))

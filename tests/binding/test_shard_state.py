@@ -183,7 +183,7 @@ ON_EIGHT_DEVICES = {
         "test_dion_exchanges_less_than_muon[1-0.1-explicit]",
         "test_no_more_devices_take_part_than_finish_earlier_and_the_idle_are_told",
     ),
-    "matrices/test_every_matrix_rule.py": ("test_sharded_matrices_take_the_same_path[soap-Auto]",),
+    "matrices/test_every_matrix_rule.py": ("test_sharded_matrices_take_the_same_path[soap-auto]",),
 }
 """A test of each kind whose result depends on the number of devices."""
 

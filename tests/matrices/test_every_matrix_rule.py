@@ -234,7 +234,7 @@ each = pytest.mark.parametrize("name", slow_except(EACH))
 
 
 def descent(name, **options):
-    return EACH[name](**options) | sl.Scale(-0.1)
+    return (EACH | {"orthogonalize": sl.Orthogonalize})[name](**options) | sl.Scale(-0.1)
 
 
 @each
@@ -282,7 +282,9 @@ def test_a_reset_parameter_starts_again_and_the_others_go_on(name, same_noise):
     np.testing.assert_allclose(after["b"], fresh["b"], rtol=1e-5, atol=1e-6)
 
 
-ON_A_MESH = [(name, kind) for name in EACH for kind in ("Auto", "Explicit")]
+AUTO, EXPLICIT = jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit
+KINDS = {"auto": (AUTO, AUTO), "explicit": (EXPLICIT, EXPLICIT), "mixed": (AUTO, EXPLICIT)}
+ON_A_MESH = [(name, kind) for kind in KINDS for name in EACH] + [("orthogonalize", "mixed")]
 
 
 @pytest.mark.parametrize("case", sampled(ON_A_MESH), ids="-".join)
@@ -294,8 +296,7 @@ def test_sharded_matrices_take_the_same_path(case):
         start, grads = drawn_matrix((4, 4), 4, float if name == "kl_soap" else jnp.float32)
         whole, _ = slalom_trajectory(descent(name), start, grads)
         # With eight devices, its sides are divided among 4 and 2 of them.
-        kinds = (jax.sharding.AxisType[kind],) * 2
-        mesh = jax.make_mesh((jax.device_count() // 2, 2), ("a", "b"), axis_types=kinds)
+        mesh = jax.make_mesh((jax.device_count() // 2, 2), ("a", "b"), axis_types=KINDS[kind])
         home = jax.NamedSharding(mesh, jax.P("a", "b"))
         start = jax.device_put(start, home)
         opt = sl.Optimizer(descent(name), start)

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -214,8 +215,16 @@ def _spec(path: str, leaf: Any, axes: dict[str, int]) -> tuple[Any, ...]:
 
 def _opt_placed(opt: Optimizer, params: dict[str, Any], mesh: Mesh | AbstractMesh) -> Optimizer:
     """An optimizer of shapes, with their shardings."""
-    state = state_shardings(opt.transform, opt.state, params, mesh)
-    homes = dict(zip(map(id, jax.tree.leaves(opt.state)), jax.tree.leaves(state), strict=True))
+    found: list[Any] = []
+
+    # While it is traced, a state has the explicit axes of any mesh in its types.
+    def look(transform: AbstractTransform[Any], trained: PyTree) -> None:
+        state = transform.init(trained)
+        found.extend(jax.tree.leaves(state_shardings(transform, state, params, mesh)))
+
+    trained = opt.binding.params.unflatten([*params.values()])
+    eqx.filter_eval_shape(look, opt.transform, trained)
+    homes = dict(zip(map(id, jax.tree.leaves(opt.state)), found, strict=True))
 
     def placed(x: Any) -> Any:
         at = homes.get(id(x), home(x, mesh))

@@ -48,7 +48,7 @@ def state_shardings(
 
     **Arguments:**
 
-    - `transform`, `state`: the transform and its state: arrays, or shapes.
+    - `transform`, `state`: the transform and its state: arrays, or traced ones.
     - `params`: the parameters by path: arrays, or shapes with shardings.
     - `mesh`: the mesh.
 
@@ -57,16 +57,14 @@ def state_shardings(
     leaves, structure = jax.tree.flatten(state)
     found = []
     for slot, x in zip(slots(transform, state, [*params]), leaves, strict=True):
-        sharding = home(x, mesh)
+        sharding = home(jax.typeof(x) if isinstance(x, Tracer) else x, mesh)
         param: Any = params.get(slot.param_among(params) or "")
         of_param = getattr(param, "sharding", None)
         if isinstance(of_param, NamedSharding):
             spec = _spec(slot, np.shape(x), np.shape(param), of_param)
             derived = _on(of_param.mesh, spec, np.ndim(x))
-            # Explicit axes are in the types that a rule computes with. `jax.eval_shape` returns
-            # none on a mesh that has axes of both kinds.
-            unknown = AxisType.Auto in mesh.axis_types and getattr(x, "sharding", None) is None
-            if unknown or _explicit(derived, np.ndim(x)) == _explicit(sharding, np.ndim(x)):
+            # Explicit axes are in the types that a rule computes with.
+            if _explicit(derived, np.ndim(x)) == _explicit(sharding, np.ndim(x)):
                 sharding = derived
         found.append(sharding)
     return structure.unflatten(found)

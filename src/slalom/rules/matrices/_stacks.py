@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Inexact
 
 from ... import tree
-from ..._core.engine.matrices import is_small
+from ..._core.engine.matrices import is_small, on_automatic_axes
 from ..._core.protocol.context import Context
 from ...tree.types import Params, Updates, under_jit
 from ...where.layout import Matrix
@@ -71,21 +71,29 @@ def map_matrices(
     if any(map(under_jit, leaves)):
         function = jax.jit(function)  # matrices of equal shape share a trace
         place = placement(leaves, () if context is None else context.shardings)
-    results: list[Array] = list(leaves)
-    done: Array | None = None
-    for kind, chunk in _chunks(matrices, leaves, place):
-        stacks = [_read(matrices[i], leaves[i], i, place) for i in chunk]
-        if place is None and done is not None:
-            # XLA:CPU would begin with all of them, and keep the products of all in memory.
-            stacks = tree.after(stacks, done)
-        stack = jnp.concatenate(stacks) if stacks[1:] else stacks[0]
-        done = _applied(function, kind, stack, place, numbers)
-        begin = 0
-        for i in chunk:
-            m, end = matrices[i], begin + matrices[i].batch
-            results[i] = _write(m, _lying(m, done[begin:end]), i, place)
-            begin = end
-    return structure.unflatten(results)
+
+    def run(leaves: list[Array], numbers: tuple[Array, ...]) -> list[Array]:
+        results = list(leaves)
+        done: Array | None = None
+        for kind, chunk in _chunks(matrices, leaves, place):
+            stacks = [_read(matrices[i], leaves[i], i, place) for i in chunk]
+            if place is None and done is not None:
+                # XLA:CPU would begin with all of them, and keep the products of all in memory.
+                stacks = tree.after(stacks, done)
+            stack = jnp.concatenate(stacks) if stacks[1:] else stacks[0]
+            done = _applied(function, kind, stack, place, numbers)
+            begin = 0
+            for i in chunk:
+                m, end = matrices[i], begin + matrices[i].batch
+                results[i] = _write(m, _lying(m, done[begin:end]), i, place)
+                begin = end
+        return results
+
+    # A mesh may have explicit axes beside automatic ones.
+    found = (
+        on_automatic_axes(run, leaves, leaves, numbers) if place is None else run(leaves, numbers)
+    )
+    return structure.unflatten(found)
 
 
 def devices_as_text(matrices: tuple[Matrix, ...], params: Params) -> str:

@@ -181,7 +181,8 @@ def _encode(name: str, x: np.ndarray) -> tuple[np.ndarray, str]:
     if _small_dtype(kind) is not None:
         return x.view(np.uint8), kind
     raise TypeError(
-        f"'{name}' is an array of dtype {x.dtype}, which cannot be saved in a checkpoint."
+        f"'{name}' is an array of dtype {x.dtype}, which cannot be saved in a checkpoint. Save and "
+        "load numbers, or a list of strings, `x.tolist()`."
     )
 
 

@@ -60,7 +60,7 @@ class Rolling:
         - `keep`: the number of checkpoints to keep, at least 1; `None` keeps all of them.
         - `background`: whether to write files while training goes on, as for `save`.
         """
-        if keep is not None and keep < 1:
+        if keep is not None and operator.index(keep) < 1:
             raise ValueError(f"`keep` must be at least 1, got {keep}.")
         self.directory = Path(os.path.abspath(directory))
         self.keep = keep

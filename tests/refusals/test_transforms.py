@@ -26,7 +26,9 @@ def test_what_is_no_transform():
         "Call it first: `ScaleByAdam(...)`",
     ):
         bound(sl.ScaleByAdam)
-    with refused(TypeError, "first argument … got a model of type dict", "`sl.Optimizer(tx, model)`"):
+    with refused(
+        TypeError, "first argument … got a model of type dict", "`sl.Optimizer(tx, model)`"
+    ):
         sl.Optimizer(params(), sl.adam(0.1))
     with refused(TypeError, "Link 1 … got 0.1 of type float", "a transform"):
         sl.chain(sl.Identity(), 0.1)

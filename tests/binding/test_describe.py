@@ -43,6 +43,7 @@ def rich_text(value, width=120, **options):
     return stream.getvalue()
 
 
+@pytest.mark.slow
 def test_rich_prints_tables_and_totals_count_all_parameters_and_state():
     text = rich_text(bound(sl.adamw(0.1)).describe(params()))
     rows = [line.split() for line in text.splitlines() if line.strip()]

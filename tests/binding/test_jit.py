@@ -38,6 +38,7 @@ def make_loss():
 tx = (sl.ClipByGlobalNorm(1.0) | sl.adamw(1e-2)).every_k(2)
 
 
+@pytest.mark.slow
 def test_one_program_serves_any_number_of_steps_on_the_device_of_the_model():
     loss_fn, model = make_loss(), make_model()
     opt = sl.Optimizer(tx, model)
@@ -208,6 +209,7 @@ def test_static_arguments_must_hash_and_are_not_mixed_up_across_types():
         step(model, sl.Optimizer(sl.sgd(0.1), model), Settings())
 
 
+@pytest.mark.slow
 def test_a_call_returns_before_its_work_is_done_also_beside_a_runtime_check():
     # About half a second of work, where a call that does not wait takes a millisecond.
     def loss_fn(model, matrix):

@@ -52,6 +52,7 @@ def everything_loss(model, x, y):
     return jnp.mean((hidden + other + model["constants"] * noise - y) ** 2)
 
 
+@pytest.mark.slow
 def test_every_kind_of_leaf_passes_through_a_step():
     model = everything()
     opt = sl.Optimizer(sl.adamw(0.1, weight_decay=0.1), model)
@@ -397,6 +398,7 @@ def test_a_scale_that_nobody_reads_is_noticed(wrap):
 MATRIX_RECIPES = sl.muon, sl.soap, sl.contrib.dion
 
 
+@pytest.mark.slow
 def test_stores_and_groups_without_anything_to_do_are_noticed():
     def of(tx, model=GRADS):
         return warnings_of(lambda: sl.Optimizer(tx, model))

@@ -27,6 +27,7 @@ def titles(figure):
     return [axes.get_title(loc="left") for axes in figure.axes]
 
 
+@pytest.mark.slow
 def test_schedules_are_plotted_by_their_paths_with_a_line_at_the_next_step():
     schedule = S.linear(1.0, 0.0, 4)
     (axes,) = schedule.plot(6).axes

@@ -149,6 +149,7 @@ def test_a_reset_takes_a_whole_model_compiles_once_and_refuses_what_it_cannot_do
         opt.reset({"w": MODEL["w"]})
 
 
+@pytest.mark.slow
 def test_unfrozen_layers_and_leaves_of_a_mask_have_ages_of_their_own():
     where = sl.where.path("b") | sl.where.path("s")
     tx = sl.ZeroNans().mask(where) | sl.adam(0.1).partition({sl.where.nothing(): sl.adam(1.0)})
@@ -278,6 +279,7 @@ def test_old_rows_go_on_beside_new_ones(tx):
     assert any(path.endswith("scale_by_adam.nu.table") for path in fresh.reshaped)
 
 
+@pytest.mark.slow
 def test_units_are_pruned_and_layers_added_grown_and_removed():
     net = {"in": jnp.ones((4, 2)), "out": jnp.ones((3, 4)), "bias": jnp.ones(4)}
     opt = sl.Optimizer(sl.adam(0.1), net)

@@ -104,6 +104,7 @@ def test_the_largest_free_dimension_is_partitioned_if_the_mesh_can_hold_it():
         opt.shard_state(explicit)
 
 
+@pytest.mark.slow
 @rows(2, BUT_RECIPES, everyday=("ScaleByTrustRatio",))
 def test_steps_are_those_of_one_device_and_keep_the_shardings(row):
     noise = 0.1 * jax.random.normal(jax.random.key(0), (2, 8, 8)) + hadamard(8)[None]
@@ -129,6 +130,7 @@ def large_params():
     return put({"w": jnp.ones((64, 128)), "b": jnp.ones(128)})
 
 
+@pytest.mark.slow
 def test_each_parameter_is_gathered_once_and_moments_never():
     tx, params = CLIPPED, large_params()
     opt, report = sl.Optimizer(tx, params).shard_state(mesh)

@@ -74,6 +74,7 @@ def test_state_is_sharded_like_parameters_and_steps_are_those_of_one_device(case
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_explicit_axes_and_a_jit_of_the_user_keep_the_sharding():
     for name in ("automatic", "explicit"):
         opt = sl.Optimizer(RULES["adafactor"], sharded(AXES[name]))

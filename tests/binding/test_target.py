@@ -13,6 +13,7 @@ from helpers import assert_same_bits, lenient, mean_square, mlp, nested_dict, pa
 NEW, OLD = nested_dict(jax.random.key(0)), nested_dict(jax.random.key(1))
 
 
+@pytest.mark.slow
 def test_targets_move_as_in_optax_when_due_and_the_rest_is_that_of_the_model():
     for size in (0.005, 0.5, 0.99):
         with lenient():

@@ -221,6 +221,7 @@ def test_scratch_is_a_few_rows_or_one_buffer_where_a_rule_needs_them(name):
     assert memory.temp_size_in_bytes <= bound * size
 
 
+@pytest.mark.slow
 def test_leaves_share_kernels_corrections_and_one_trace_of_the_rule():
     text = compiled(sl.adamw(1e-3)).as_text()
     # A kernel that read its own entry of a vector would be compiled by itself.

@@ -96,6 +96,7 @@ CONTROL = (CLIP | sl.adamw(LINEAR, weight_decay=0.1, decay_where=W)).partition(
 )
 
 
+@pytest.mark.slow
 def test_scan_cond_and_the_functional_core_take_the_same_steps():
     def step(carry, grads):
         model, opt = carry

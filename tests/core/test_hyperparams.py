@@ -195,6 +195,7 @@ EVERYTHING = (
 )
 
 
+@pytest.mark.slow
 def test_arrays_are_strong_copied_and_keep_their_dtype():
     opt = sl.Optimizer(EVERYTHING, params())
     for each in (opt, trained(opt, 1)[1]):

@@ -115,6 +115,7 @@ def test_schedules_of_one_class_share_a_program_and_replacing_one_recompiles_onc
     assert len(counter) == 2
 
 
+@pytest.mark.slow
 def test_traced_numbers_give_the_same_bits_and_derivatives():
     tx = sl.ClipByGlobalNorm(1.0) | sl.adamw(0.01, weight_decay=0.1)
 

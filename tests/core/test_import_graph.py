@@ -121,6 +121,7 @@ def room(module):
     return [*module.split("."), "__init__"][2]
 
 
+@pytest.mark.slow
 def test_imports_go_down_without_cycles_and_late_only_for_methods():
     rules = {
         module: {other for other in others if layer(other) == "rules"}

@@ -189,6 +189,7 @@ class NormsOfMatrices(Norms):
     over = "matrix"
 
 
+@pytest.mark.slow
 def test_norms_are_those_of_gradients_of_any_size_and_nan_where_one_is_not_finite():
     for rule in (Norms(), NormsOfMatrices()):
 

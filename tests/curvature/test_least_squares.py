@@ -132,6 +132,7 @@ def test_residuals_of_all_data_and_blocks_in_microbatches(x64):
         assert_close(a[0], b[0], rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_arguments_without_examples_and_weights_of_examples(x64):
     def residual(p, x, scale, key, power):
         return p * x * scale + jax.random.normal(key) ** power
@@ -166,6 +167,7 @@ def test_new_weights_reuse_the_program():
     assert second > first
 
 
+@pytest.mark.slow
 def test_per_example_gradients_of_one_block_are_those_of_its_examples():
     loss_fn = sl.LeastSquares(fit)
     data = batch()["fit"]

@@ -12,6 +12,7 @@ def bowl(p):
     return jnp.sum((p - 3) ** 2) + 1
 
 
+@pytest.mark.slow
 def test_it_takes_the_steps_of_a_loop_and_reports_every_few():
     found = sl.minimize(bowl, sl.sgd(0.1), jnp.zeros(2), max_steps=5)
     p, opt, losses = jnp.zeros(2), sl.Optimizer(sl.sgd(0.1), jnp.zeros(2)), []
@@ -51,6 +52,7 @@ def test_minimize_says_why_it_stops(reason):
     np.testing.assert_allclose(found.grad_norm, jnp.linalg.norm(jax.grad(bowl)(found.model)))
 
 
+@pytest.mark.slow
 def test_it_prints_values_and_lists_the_reasons_of_several_runs():
     def run(start):
         return sl.minimize(bowl, sl.lbfgs(), start, max_steps=9)
@@ -66,6 +68,7 @@ def test_it_prints_values_and_lists_the_reasons_of_several_runs():
     assert repr(several).startswith("2 of 2 runs converged")
 
 
+@pytest.mark.slow
 def test_infinite_losses_and_short_steps_do_not_pass_for_convergence():
     blown = sl.minimize(lambda p: jnp.sum(p**4), sl.sgd(1.0), 100.0 * jnp.ones(1), max_steps=50)
     assert (blown.reason, bool(blown.converged)) == ("not_finite", False)
@@ -98,6 +101,7 @@ def test_the_gradient_along_a_set_decides(name):
         assert found.grad_norm < 0.1
 
 
+@pytest.mark.slow
 def test_evaluations_are_counted_and_none_is_made_twice():
     calls = []
 

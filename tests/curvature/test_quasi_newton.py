@@ -119,6 +119,7 @@ def pairs_of(path):
     return walk(*(jnp.array(x) for x in zip(*path, strict=True)))
 
 
+@pytest.mark.slow
 def test_lbfgs_remembers_pairs_of_positive_curvature_in_single():
     up, down = [([0.0, 0.0], [1.0, 1.0]), ([1.0, 0.0], [2.0, 1.0])], ([2.0, 0.0], [1.0, 1.0])
     state, update = pairs_of([*up, down])

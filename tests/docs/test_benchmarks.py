@@ -329,6 +329,7 @@ def changes(before, after):
     return [(row[0], *row[-2:]) for row in zip(*columns, strict=True)]
 
 
+@pytest.mark.slow
 def test_bits_are_compared_row_by_row_and_those_of_matrices_may_differ(tmp_path, capsys):
     args = ["--rows", "SetToZero"]
     before = tmp_path / "before.npz"

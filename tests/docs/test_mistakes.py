@@ -28,6 +28,7 @@ def compiled_in_a_loop(make_step, times=3):
     return [str(w.message) for w in caught]
 
 
+@pytest.mark.slow
 def test_lambdas_in_a_loop_are_mistakes_and_programs_used_again_are_not():
     def make_step():
         sl.train_step(lambda model: total(model))(model(), sl.Optimizer(sl.sgd(0.1), model()))

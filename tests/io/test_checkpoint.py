@@ -18,6 +18,7 @@ from helpers import assert_same_bits, kind_of, mlp
 from slalom.checkpoint import _rolling
 
 
+@pytest.mark.slow
 def test_models_and_several_optimizers_come_back_by_name(path, adam):
     model, fresh = mlp(), mlp(1)
     grads = jax.tree.map(jnp.ones_like, eqx.filter(model, eqx.is_inexact_array))

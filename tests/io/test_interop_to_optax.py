@@ -180,6 +180,7 @@ def test_parameters_may_be_placed(kind):
     assert updates["w"].sharding.is_equivalent_to(place, 2)
 
 
+@pytest.mark.slow
 def test_stored_state_goes_through_optax_and_back():
     tx = sl.adam(0.1).every_k(2).store("int8", min_size=1)
     params = {"w": jnp.linspace(-1.0, 1.0, 64).reshape(8, 8)}

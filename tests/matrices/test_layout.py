@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import slalom as sl
-from helpers import assert_close, lenient, params_of, slow_except, transforms_in
+from helpers import assert_close, lenient, params_of, transforms_in
 from slalom.tree.paths import leaf_paths
 from slalom.where.layout import as_layout, layouts
 
@@ -108,6 +108,7 @@ def shapes(tx, params):
     return jax.tree.map(jnp.shape, tx.init(params).nu, is_leaf=eqx.is_array)
 
 
+@pytest.mark.slow
 def test_known_layers_are_outputs_times_inputs():
     tx = sl.ScaleByFactoredRms(min_dim_size_to_factor=2)
     conv = drawn(lambda: eqx.nn.Conv2d(3, 4, 8, key=keys[0]))
@@ -238,6 +239,7 @@ def parts(layer, axes, groups, whole):
     return [params_of(part) for part in made]
 
 
+@pytest.mark.slow
 def test_matrices_are_written_as_read_and_groups_see_their_own_inputs():
     for layer, axes, groups in GROUPED:
         conv = grouped(layer, axes, groups)
@@ -267,7 +269,8 @@ def test_matrices_are_written_as_read_and_groups_see_their_own_inputs():
             assert next(units) == next(units), layout
 
 
-@pytest.mark.parametrize("name", slow_except(OF_MATRICES + OF_LAYERS, "Orthogonalize"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OF_MATRICES + OF_LAYERS)
 def test_a_grouped_convolution_is_updated_as_its_parts_are(name):
     rule = getattr(sl, name, None) or getattr(sl.contrib, name)
     tx = rule(0.1) if name in ("UnitwiseClip", "AdaptiveGradClip", "UpdateFloor") else rule()

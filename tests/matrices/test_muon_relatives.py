@@ -50,6 +50,7 @@ def run(tx, grads, q):
     return np.asarray(u), state
 
 
+@pytest.mark.slow
 def test_dion_gives_known_numbers():
     with jax.enable_x64(True):
         rule = sl.contrib.ScaleByDion(0.5, scale=None, layout="oi")
@@ -125,6 +126,7 @@ def test_dependent_columns_are_exact_and_scales_ignore_the_size_of_gradients():
     assert np.abs(got - want).max() <= 2 * np.abs(householder - want).max() + 1e-6
 
 
+@pytest.mark.slow
 def test_bases_follow_from_key_and_path_and_floors_are_for_rows():
     tx = sl.contrib.ScaleByDion(0.5, layout="oi")
     zeros = jnp.zeros((4, 6))
@@ -196,6 +198,7 @@ def after_decay(rule, rate, weight_decay):
     return rule | sl.AddDecayedWeights(weight_decay) | sl.ScaleByLearningRate(rate)
 
 
+@pytest.mark.slow
 def test_relatives_of_muon_give_known_numbers():
     rule = (
         MEAN
@@ -266,6 +269,7 @@ W = jnp.diag(jnp.array([3.0, 4.0]))
 OUTWARD = -jnp.ones((2, 2))
 
 
+@pytest.mark.slow
 def test_the_brake_and_the_pin_give_known_numbers_however_small_the_step():
     # From the equations of modded-nanogpt's record: a step outwards, of which half is taken.
     tx = (

@@ -10,7 +10,7 @@ import pytest
 from known_matrix import GRADS, START, drawn_matrix
 
 import slalom as sl
-from helpers import EXHAUSTIVE, SLOW, public, slalom_trajectory, slow_except, updates_of
+from helpers import EXHAUSTIVE, SLOW, public, slalom_trajectory, updates_of
 
 
 def cautious(updates, grads, **options):
@@ -179,8 +179,9 @@ def test_splus_takes_signs_in_the_eigenvectors_of_earlier_steps(f, x64):
 RANKS = {"full": np.ones(24), "decades": 10.0 ** -np.arange(24), "low": np.arange(24) < 3, "one": 1}
 
 
-@pytest.mark.parametrize("rank", slow_except(RANKS, "low"))
-@pytest.mark.parametrize("dtype", slow_except(["float32", "float64", "complex64"], "float32"))
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
 def test_a_refresh_of_soap_is_a_qr_decomposition(rank, dtype, x64):
     """Also where columns nearly depend on each other, and where they are zero."""
     random = np.random.default_rng(0)
@@ -214,7 +215,8 @@ IN_EIGENBASES = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(IN_EIGENBASES, "soap each step"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", IN_EIGENBASES)
 def test_rules_in_eigenbases_stay_in_the_span_of_collinear_inputs(name, x64):
     random = np.random.default_rng(0)
     basis = random.standard_normal((2, 8))

@@ -105,6 +105,7 @@ def test_the_results_are_those_of_optax(nearest):
         np.testing.assert_allclose(ours, expected, rtol=2e-5, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_no_tree_of_the_set_is_nearer(nearest):
     again = each_point(
         {name: fn for name, (fn, _) in SETS.items()},
@@ -153,6 +154,7 @@ def test_simplices_of_many_numbers_and_bounds_follow_the_model():
         assert new.activation is model.activation
 
 
+@pytest.mark.slow
 def test_norms_of_any_size_and_numbers_of_projections():
     for size in (1e-30, 1e30):
         x = {"w": size * jnp.array([3.0, 4.0])}
@@ -199,6 +201,7 @@ def test_every_leaf_keeps_its_dtype(dtypes, x64):
         np.testing.assert_allclose(as_vector(p[name]), exact, atol=atol, err_msg=name)
 
 
+@pytest.mark.slow
 def test_empty_trees_single_leaves_and_complex_numbers_as_pairs():
     x = [0.9, -2.0, 1.5, 0.25]
     alone, together = projected(jnp.array(x), OF_ANY_TREE), projected(as_tree(x))
@@ -228,6 +231,7 @@ def test_empty_trees_single_leaves_and_complex_numbers_as_pairs():
         np.testing.assert_allclose(parts(make(a)(x)), make(parts(a))(parts(x)), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_derivatives_are_finite_at_corners_and_nan_stays_visible():
     def slope(fn):
         return jax.grad(lambda x: sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(fn(x))))
@@ -249,6 +253,7 @@ def test_derivatives_are_finite_at_corners_and_nan_stays_visible():
         assert np.any(np.isnan(p)), name
 
 
+@pytest.mark.slow
 def test_derivatives_are_those_of_differences(x64):
     x, direction = as_tree([0.95, -2.1, 1.5, 0.35]), as_tree([0.3, 0.4, -0.5, 0.6])
 
@@ -276,6 +281,7 @@ def steps(tx, model=MODEL, number=4):
     return model, opt
 
 
+@pytest.mark.slow
 def test_step_writes_the_projected_sum_of_selected_parameters_rounded_once():
     fn = P.l2_ball(1.1)
     summed = jax.jit(lambda p, g: fn(jax.tree.map(lambda p, g: p - 0.1 * g, p, g)))
@@ -316,7 +322,8 @@ ELSEWHERE = (
 )
 
 
-@pytest.mark.parametrize("name", slow_except(CURVED, "l2_ball"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CURVED)
 def test_what_is_evaluated_is_in_the_set_also_where_it_bends_or_shrinks(name):
     onto, model = CURVED[name], {"u": jnp.eye(3, 2), "v": jnp.eye(2)}
     grads = gradients(model, 3)
@@ -355,6 +362,7 @@ def test_recording_changes_nothing_and_idle_steps_write_nothing():
     assert_close(inside, other, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_functions_of_optax_and_modules_are_projections_too_and_see_complex_parameters():
     with lenient():
         model, _ = steps(sl.sgd(0.1).project(op.projection_simplex))

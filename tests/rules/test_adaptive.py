@@ -16,6 +16,7 @@ import slalom as sl
 from helpers import assert_close, sampled, updates_of
 
 
+@pytest.mark.slow
 def test_radam_rectifies_exactly_at_any_age():
     b2 = np.float32([0.5, 0.9, 0.99, 0.999, 0.9999])[:, None]
     ages = np.array([*range(1, 61), 1_000, 10**6, 10**8, 2**31 - 2])
@@ -62,6 +63,7 @@ def test_what_rules_refuse_and_store():
     assert [a.shape for a in state.accumulators] == [(2, 1), (1, 3)]
 
 
+@pytest.mark.slow
 def test_signs_near_zero_selected_decays_and_adadelta():
     params = {"w": jnp.ones((1, 1)), "b": jnp.ones(1)}
     tx = sl.novograd(0.1, weight_decay=0.5, decay_where=sl.where.ndim(min=2))
@@ -225,6 +227,7 @@ def losses(tx, steps):
     return found
 
 
+@pytest.mark.slow
 def test_decays_are_corrected_by_changing_rates_or_return_to_the_start():
     found = losses(sl.contrib.adamc(halving, 0.5, weight_decay=0.1, decay_where=matrices), 2)
     # η·λ·η/η_max

@@ -289,6 +289,7 @@ def make(width):
     return eqx.nn.MLP(2, 1, width, depth=2, key=jax.random.key(1))
 
 
+@pytest.mark.slow
 def test_transfer_puts_the_factors_of_each_rule_behind_it_and_reads_its_arrays():
     wide, base = (eqx.filter_eval_shape(make, width) for width in (64, 16))
     for wanted, rules in GROWTH.items():

@@ -77,6 +77,7 @@ def test_an_average_of_parameters_does_not_drift(name):
     assert alternating <= 1e-5
 
 
+@pytest.mark.slow
 def test_averages_and_variances_start_at_the_first_value_and_do_not_drift():
     tx, new = sl.Identity().average(0.9), jnp.asarray([0.1, -3.3])
     _, state = tx.update(jnp.zeros(2), tx.init(jnp.asarray([1e8, 3.0])), new)
@@ -125,6 +126,7 @@ TAILS = [
 ]
 
 
+@pytest.mark.slow
 def test_the_tail_of_a_schedule_keeps_its_digits_and_steps_may_sum_to_more_than_an_int32_holds():
     steps = jnp.asarray(LONG - LEFT, jnp.int32)
     compiled = jax.jit(lambda steps: [jax.vmap(schedule)(steps) for schedule, _ in TAILS])(steps)

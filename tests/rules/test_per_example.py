@@ -122,6 +122,7 @@ def test_same_path_as_optax_in_single_precision(name):
     assert_same_counts(found, expected)
 
 
+@pytest.mark.slow
 def test_clipped_sums_match_numbers_by_hand_in_half_precision_too():
     # Norms 0, 5, 5, 5; the last limit is exactly the norm.
     grads = jnp.array([[0, 0, 0], [0, 3, 4], [4, 0, 3], [3, 4, 0]], jnp.float32)

@@ -233,6 +233,7 @@ EXACT = [
 """Schedules, and their first values or those at some steps."""
 
 
+@pytest.mark.slow
 def test_values_at_corners_are_exact():
     cases = [
         (made, exact if isinstance(exact, dict) else dict(enumerate(exact)))
@@ -265,6 +266,7 @@ def test_the_corners_of_a_cycle_are_not_rounded_away(dtype):
     np.testing.assert_array_equal(found, [percents, percents * 150 // 100])
 
 
+@pytest.mark.slow
 def test_equal_schedules_are_equal_and_their_arithmetic_that_of_values():
     assert S.sgdr([S.warmup_cosine_decay(**kwargs) for kwargs in CYCLES]) == S.sgdr(CYCLES)
     s = S.linear(0.0, 1.0, 4)

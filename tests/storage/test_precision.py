@@ -193,6 +193,7 @@ def clipped(grads, max_norm):
     return updated(sl.ClipByGlobalNorm(max_norm), grads)
 
 
+@pytest.mark.slow
 def test_norms_of_half_precision_are_right_and_clips_scale_to_them():
     # 300² is infinite in float16, and (2e-4)² is zero.
     for n, size, max_norm, rtol in ((100, 300.0, 1.0, 2**-10), (10_000, 2e-4, 0.01, 2**-9)):

@@ -69,6 +69,7 @@ def test_mixed_magnitudes_stay_finite_and_keep_their_sign(codec, exponents):
         np.testing.assert_allclose(np.max(y), np.max(x), rtol=0.3)
 
 
+@pytest.mark.slow
 @CODECS
 def test_zeros_stay_zeros_huge_numbers_are_kept_and_what_is_not_finite_stays_so(codec):
     # A float8 has three digits, of the root here.

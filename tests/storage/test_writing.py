@@ -226,6 +226,7 @@ def test_a_parameter_that_was_changed_outside_keeps_its_new_value(policy):
     assert bool(jnp.all(full["norm"] == after["norm"]))
 
 
+@pytest.mark.slow
 def test_a_new_policy_starts_from_the_model_whose_dtypes_losses_see():
     model, opt = trained(sl.sgd(1e-4).write("kahan"), start(), gradients(steps=5))
     new, report = opt.rebind(model, tx=sl.sgd(1e-4).write("master"))

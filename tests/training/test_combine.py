@@ -126,6 +126,7 @@ def test_orders_and_draws_of_pcgrad_follow_the_key():
         np.testing.assert_array_equal(run(make(jax.random.key_data(jax.random.key(2)))), results[2])
 
 
+@pytest.mark.slow
 def test_relobralo_is_that_of_its_authors_and_windows_combine_mean_terms():
     for rho, expected in ((1.0, [0.999069, 1.000931]), (0.0, [0.094826, 1.905174])):
         combination = sl.combine.ReLoBRaLo(temperature=0.1, rho=rho)
@@ -172,6 +173,7 @@ MODEL = {"w": jnp.array([0.5, -0.2, 0.1]), "b": jnp.array(0.3)}
 X = jnp.linspace(-1, 1, 12).reshape(4, 3)
 
 
+@pytest.mark.slow
 def test_a_step_is_along_the_combined_gradient():
     seen = []
 
@@ -267,7 +269,8 @@ WITHIN = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(WITHIN, "group on a sphere"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WITHIN)
 def test_weights_are_those_of_the_gradients_that_the_transform_uses(name):
     tx, own, rate, on_sphere = WITHIN[name]
     model = {"w": jnp.array([0.6, 0.0, -0.8]), "b": jnp.array(0.3)}

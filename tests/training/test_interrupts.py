@@ -116,6 +116,7 @@ def test_all_signals_that_wait_are_delivered_once_even_if_their_handlers_raise()
     assert not held.waiting
 
 
+@pytest.mark.slow
 def test_threads_that_step_at_once_keep_no_batch_and_others_may_step():
     both, kept = threading.Barrier(2), []
 

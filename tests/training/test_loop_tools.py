@@ -105,6 +105,7 @@ def test_it_survives_donation_copies_pickles_and_files(tmp_path):
     assert repr(best) == "KeepBest(patience=3, value=0.5, stale=1, stop=False)"
 
 
+@pytest.mark.slow
 def test_runs_states_and_shardings_are_kept_by_one_conditional():
     start = {"w": jnp.zeros((3, 2))}
     best = jax.vmap(lambda m: sl.KeepBest(m, patience=2))(start)
@@ -168,6 +169,7 @@ def by_loop(tx, learning_rates):
     return losses
 
 
+@pytest.mark.slow
 def test_each_step_has_its_learning_rate_until_a_loss_is_not_finite():
     traces, start = [], mlp()
 
@@ -217,6 +219,7 @@ def test_it_stops_when_the_loss_has_grown_by_the_factor(sign):
     assert not run(stop_factor=math.inf).diverged
 
 
+@pytest.mark.slow
 def test_losses_with_aux_state_and_several_learning_rates():
     tx = sl.sgd(0.1).partition({sl.where.path("**.bias"): sl.sgd(0.2)})
     between = {"lr_min": 1e-4, "lr_max": 1e-2}

@@ -132,6 +132,7 @@ def assert_value_seen(opt, loss):
     np.testing.assert_allclose([value, own], [loss, given], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_unequal_weights_equal_the_whole_batch_and_parts_without_leave_no_trace():
     def loss_fn(model, x, y, mask):
         return *weighted(model, x, y, mask), {"x": x, "kind": "train"}
@@ -321,6 +322,7 @@ def test_transforms_are_told_of_the_context_and_of_transformed_gradients_only(nu
     assert float(opt.state_of(SeeWeight).seen) == 2.0
 
 
+@pytest.mark.slow
 def test_gradients_are_averaged_over_devices_under_shard_map():
     mesh = Mesh(np.array(jax.devices()), ("data",))
     params, static = eqx.partition(MODEL, eqx.is_array)

@@ -55,6 +55,7 @@ def result(final):
 TX = (sl.ClipByGlobalNorm(1.0) | sl.adamw(0.5)).every_k(2)
 
 
+@pytest.mark.slow
 def test_a_sweep_equals_its_runs_with_aux_keys_and_state():
     loss_fn, traces = counting()
     found = sl.sweep(loss_fn, TX, model(), BATCHES, GRID, steps=STEPS)
@@ -119,6 +120,7 @@ def test_a_grid_may_be_of_numbers_anywhere():
     np.testing.assert_allclose(found.losses[0, 1, 0], by_hand(tx, values), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_chunks_come_where_memory_runs_out(full):
     once = iter(BATCHES * 3)
     found = sl.sweep(mean_square, sl.adamw(0.1), model(), once, GRID, steps=STEPS)

@@ -215,6 +215,7 @@ def test_only_an_optimizer_that_may_raise_is_read_on_the_host(monkeypatch):
     assert len(asked) == 1
 
 
+@pytest.mark.slow
 def test_conditions_see_the_updates_and_results_are_checked_too():
     # As a last link: the raw update is added outside of the branches.
     opt = sl.Optimizer(sl.Scale(-0.1) | sl.Trace(0.9).when(odd), MODEL)

@@ -23,6 +23,7 @@ def drawn(shape, dtype=np.float32):
     return np.random.default_rng(0).normal(size=shape).astype(dtype)
 
 
+@pytest.mark.slow
 def test_each_layer_has_the_direction_of_one_transform_and_the_norm_of_another():
     g = {"b": drawn(3), "w": drawn((4, 3))}
     u = grafted(sl.ScaleBySign().graft(sl.Scale(2.0)), jax.tree.map(jnp.asarray, g))

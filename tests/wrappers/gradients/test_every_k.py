@@ -102,6 +102,7 @@ def record(tx, model, grads, **known):
     return jax.lax.scan(body, sl.Optimizer(tx, model), (grads, known))[1]
 
 
+@pytest.mark.slow
 def test_windows_are_means_or_sums_with_weights():
     # Of complex numbers. Of weight zero are mini-batches at each place of a window, and all of one.
     weights = [1, 2, 3, 0.5, 0.25, 7, 1, 0, 3, 0, 2, 1, 3, 1, 0, 0, 0, 5, 0, 0, 0, 1, 1, 1]
@@ -237,6 +238,7 @@ WRITES = {
 }
 
 
+@pytest.mark.slow
 def test_has_updated_says_whether_anything_was_written():
     start = (jnp.zeros(2), jnp.zeros(2))
 
@@ -307,6 +309,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 PAIRS = {f"{p}, {g}": (p, g) for p in DTYPES for g in DTYPES}
 
 
+@pytest.mark.slow
 def test_half_precision_loses_nothing_and_keeps_its_dtype():
     # 1 + 63·2⁻¹²: in bfloat16 or float16 each of the small ones would be lost.
     grads = np.full((64, 2), 2**-12, np.float32)

@@ -239,7 +239,6 @@ def parts(layer, axes, groups, whole):
     return [params_of(part) for part in made]
 
 
-@pytest.mark.slow
 def test_matrices_are_written_as_read_and_groups_see_their_own_inputs():
     for layer, axes, groups in GROUPED:
         conv = grouped(layer, axes, groups)

@@ -126,7 +126,6 @@ def test_orders_and_draws_of_pcgrad_follow_the_key():
         np.testing.assert_array_equal(run(make(jax.random.key_data(jax.random.key(2)))), results[2])
 
 
-@pytest.mark.slow
 def test_relobralo_is_that_of_its_authors_and_windows_combine_mean_terms():
     for rho, expected in ((1.0, [0.999069, 1.000931]), (0.0, [0.094826, 1.905174])):
         combination = sl.combine.ReLoBRaLo(temperature=0.1, rho=rho)

@@ -218,7 +218,6 @@ def plus_by_the_book(y, loss_and_grad, decay, steps, *, beta, r, polyak_beta, af
     return x, y
 
 
-@pytest.mark.slow
 def test_schedule_free_plus_gives_known_numbers_with_a_decay_too():
     # From the equations of Defazio, 2026: θ²/2 from 2, without decay.
     opt = sl.Optimizer(sl.adam(1.0, b2=0.95).schedule_free(polyak=True), jnp.array(2.0))

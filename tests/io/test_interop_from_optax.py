@@ -194,7 +194,6 @@ def test_extra_arguments_are_declared_by_name_or_by_the_signature():
         sl.Optimizer(from_optax(gt), params).update(params, ones)
 
 
-@pytest.mark.slow
 def test_injected_hyperparameters_are_live():
     gt = optax.inject_hyperparams(optax.adam)(0.1, b1=optax.linear_schedule(0.9, 0.8, 4))
     opt = sl.Optimizer(sl.Clip(1.0) | from_optax(gt), params)

@@ -181,7 +181,7 @@ def specs(tree):
 
 
 @rows(
-    2,
+    4,
     GRADIENT_ROWS,
     everyday=("ScaleByAdam", "Graft, every_k", "Store, every_k"),
     ci=("ScaleBySm3", "ScaleByFactoredRms, factored", "Snapshot"),

@@ -103,7 +103,7 @@ def differences(side):
     return (0, side, 2 * side), (-1.5 * side, 2 * side, -0.5 * side)
 
 
-@rows(0, SMOOTH, everyday=("ScaleByRss, from zero", "Ema"))
+@rows(3, SMOOTH, everyday=("ScaleByRss, from zero", "Ema"))
 def test_derivatives_are_those_of_finite_differences(row, x64):
     tx, params = row.tx, jnp.asarray(PARAMS)
     points = list(points_of(tx))

@@ -202,7 +202,7 @@ SPECS_OF_CODES = [P("a"), P(("a", "b")), P("a", "b"), P(None, "b"), P(None, ("a"
 SPECS_OF_CODES += [P(None, None, "b"), P("a", None, "b")]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_shape_is_encoded_along_explicit_axes_as_along_automatic_ones():
     mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
     sizes = {None: 1, "a": 2, "b": 2, ("a", "b"): 4}

@@ -1,6 +1,6 @@
 """The benchmarks run, count what they say they count, and compare. Nothing is timed here.
 
-Those that train or compile for more than a quarter of a minute are exhaustive.
+Those that train or compile for more than a few seconds are exhaustive.
 """
 
 import json
@@ -95,7 +95,7 @@ def test_what_makes_no_sense_is_refused_and_results_of_two_days_are_compared(tmp
         report.compare(before | {"schema": 0}, before)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_donation_hosts_and_files_are_measured(tmp_path):
     rows = donation.measure({"w": jnp.ones((8, 8))}, 8, 4)
     assert [row["donate"] for row in rows] == ["all", "opt", "False"] * 3
@@ -124,7 +124,7 @@ def test_donation_hosts_and_files_are_measured(tmp_path):
     assert all(len(seconds) == 8 for seconds in found.values())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_memory_of_gradients_and_layers_and_the_time_to_compile_are_measured(monkeypatch, written):
     name = "sl.ClipByGlobalNorm(1.0) | sl.adamw(1e-3)"
     monkeypatch.setattr(gradient_memory, "CASES", {name: gradient_memory.CASES[name]})
@@ -144,7 +144,7 @@ def test_memory_of_gradients_and_layers_and_the_time_to_compile_are_measured(mon
     assert "| 12 dense layers, 64 wide, 4 examples |" in text
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_fits_of_several_solvers_are_compared(tmp_path, written):
     known = tmp_path / "fits.json"
     theirs = "linear_full_rank, `optimistix.LevenbergMarquardt`, float64"
@@ -207,7 +207,7 @@ def test_several_losses_loops_and_scans_are_compared(written, monkeypatch):
     assert text.count("\n| MLP, ") == 3
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_each_codec_and_each_policy_is_measured(monkeypatch, written):
     cases = precision.cases()
     rules = [case.rule for case in cases]
@@ -260,7 +260,7 @@ def test_the_benchmark_of_a_gpu_runs_dry(tmp_path, written):
     assert (moved["AdamW"], moved["clip, AdamW"], moved["Lion"]) == (28, 32, 20)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_muon_is_compared_with_its_peers_and_with_plain_products():
     others = tuple(f"block{i}." for i in range(1, 12))
     params = {k: p for k, p in matrices.leaves(48).items() if not k.startswith(others)}

@@ -147,7 +147,7 @@ def test_runs_survive_the_file_and_quick_ones_are_not_mixed_in(tmp_path, capsys)
     assert "--quick needs a folder of its own" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_learning_goes_on_where_the_data_end_and_writes_its_page(tmp_path, written):
     file = tmp_path / "data" / "digits.csv"
     options = ["--quick", "--tasks", "digits", "--data", str(file.parent)]

@@ -101,7 +101,7 @@ def test_a_process_killed_at_any_moment_leaves_the_old_file_or_the_new_one(tmp_p
     assert [p.name for p in tmp_path.iterdir()] == ["run.safetensors"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_training_that_is_killed_again_and_again_ends_where_it_would_have(tmp_path):
     code = """
         import jax, jax.numpy as jnp, sys, slalom as sl

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import slalom as sl
-from helpers import assert_close, lenient, params_of, transforms_in
+from helpers import assert_close, lenient, params_of, sampled, transforms_in
 from slalom.tree.paths import leaf_paths
 from slalom.where.layout import as_layout, layouts
 
@@ -268,8 +268,7 @@ def test_matrices_are_written_as_read_and_groups_see_their_own_inputs():
             assert next(units) == next(units), layout
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OF_MATRICES + OF_LAYERS)
+@pytest.mark.parametrize("name", sampled(OF_MATRICES + OF_LAYERS))
 def test_a_grouped_convolution_is_updated_as_its_parts_are(name):
     rule = getattr(sl, name, None) or getattr(sl.contrib, name)
     tx = rule(0.1) if name in ("UnitwiseClip", "AdaptiveGradClip", "UpdateFloor") else rule()

@@ -119,8 +119,7 @@ BOXES = {name for name, (_, bounds, inside) in SETS.items() if bounds and inside
 MINIMIZED = [(n, how) for how in MINIMIZERS for n in SETS if how != "lbfgs" or n in BOXES]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", MINIMIZED)
+@pytest.mark.parametrize("case", sampled(MINIMIZED))
 def test_a_fit_in_a_set_ends_as_converged_at_the_minimum(case):
     name, how = case
     onto, bounds, inside = SETS[name]

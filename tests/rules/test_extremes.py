@@ -271,8 +271,7 @@ def test_norms_of_gradients_of_any_size_are_those_of_float64(name):
 MEASURED = ("ClipByGlobalNorm", "ZClip", "NormalizeByUpdateNorm", "ScaleByTrustRatio")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*MEASURED, "ScaleByPolyak"])
+@pytest.mark.parametrize("name", sampled([*MEASURED, "ScaleByPolyak"]))
 def test_other_platforms_than_a_cpu_find_these_norms_without_a_conditional(name, monkeypatch):
     tx = NORMS[name]
     on_cpu = updates_of_sizes(tx, jnp.float32)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import slow_except, updates_of
+from helpers import sampled, slow_except, updates_of
 from slalom import tree
 
 
@@ -68,8 +68,7 @@ AVERAGES = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", AVERAGES)
+@pytest.mark.parametrize("name", sampled(AVERAGES))
 def test_an_average_of_parameters_does_not_drift(name):
     # The sum of two products would drift by more than 1e-4.
     constant, alternating = average_errors(*AVERAGES[name], (0.0, 0.1))

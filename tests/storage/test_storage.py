@@ -334,8 +334,7 @@ def final_loss(tx, steps=300):
     return float(regression_loss(model, x, y)), float(regression_loss(start[0], x, y))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", sampled(TRAINED))
 def test_training_stays_near_float32(name):
     tx = TRAINED[name](sl.schedules.cosine_decay(1.0, 300))
     exact, first = final_loss(tx)

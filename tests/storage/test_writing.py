@@ -182,7 +182,7 @@ def test_idle_steps_change_no_bit(policy):
             assert_same_bits((model, kept(opt)), before)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_transformer_stalls_without_a_policy_that_nearest_does_not_change():
     model, grads = start(), gradients(steps=5)
     tx = sl.adamw(1e-2)

@@ -101,7 +101,7 @@ def test_averages_follow_rates_skipped_steps_and_resets_in_half_precision_too():
     vectors = sl.where.ndim(1)
     tx = sl.sgd(halving).partition({vectors: sl.sgd(0.1), sl.where.ndim(0): sl.SetToZero()})
     history, opt = check(tx.schedule_free(), {0: [0.0] * 6, 1: [0.1] * 6, 2: HALVED})
-    assert opt.state.weight_sum.shape == (3,)
+    assert opt.state.relative_weight_sum.shape == (3,)
     assert jnp.all(history["scales"][0] == MODEL["scales"][0])
 
     tx = sl.sgd(halving).schedule_free()
@@ -129,7 +129,7 @@ def test_averages_follow_rates_skipped_steps_and_resets_in_half_precision_too():
 
     (_, opt), _ = jax.lax.scan(step, (model, opt), None, length=300)
     # In bfloat16, the precision of the sum in Optax, it would stop at 256.
-    assert float(opt.state.weight_sum) == 300
+    assert float(opt.state.relative_weight_sum) == 300
     assert jnp.all(opt.state.z == 1 - 300 * 0.5)
     assert opt.eval_params(model).dtype == jnp.bfloat16
     half = sl.Optimizer(sl.sgd(0.1).schedule_free(state_dtype="bfloat16"), MODEL)

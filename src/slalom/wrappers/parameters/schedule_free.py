@@ -47,7 +47,7 @@ class ScheduleFreeState(eqx.Module):
     """The number of averaged steps."""
     max_rate: Float[Array, "*leaves"] = fields.per_leaf()
     """The largest learning rate so far."""
-    weight_sum: Float[Array, "*leaves"] = fields.per_leaf()
+    relative_weight_sum: Float[Array, "*leaves"] = fields.per_leaf()
     """The sum of the weights so far, over γ^p of the largest learning rate."""
     z: PyTree[Inexact[Array, "..."]] = fields.param_like("copy")
     """The parameters that the inner transform steps."""
@@ -193,7 +193,7 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
             inner=self.inner.init(params),
             age=jnp.zeros(shape, jnp.int32),
             max_rate=jnp.zeros(shape, canonical_float()),
-            weight_sum=jnp.zeros(shape, canonical_float()),
+            relative_weight_sum=jnp.zeros(shape, canonical_float()),
             z=tree.copy(params, self._storage_dtype),
             mean_l1=self._fresh_mean(),
             mean_l1_weight=self._fresh_mean(),
@@ -249,7 +249,7 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
 
             change = tree.map_leaves(move, (write.full(params), z, updates), numbers)
             age, largest, total = after
-            new = {"b1": b1, "age": age, "max_rate": largest, "weight_sum": total, "z": z}
+            new = {"b1": b1, "age": age, "max_rate": largest, "relative_weight_sum": total, "z": z}
             return write(params, change), dataclasses.replace(old, **new)
 
         wrote = self.inner.has_updated(inner)
@@ -308,7 +308,7 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
         weight = jnp.where((largest == 0) & (power != 0), 0, age.astype(r.dtype) ** r)
         if self.average_after:
             weight = jnp.where(age > self.average_after, weight, 0)
-        total = old.weight_sum * ratio**power + weight
+        total = old.relative_weight_sum * ratio**power + weight
         share = jnp.where(total == 0, 0, weight / jnp.where(total == 0, 1, total))
         if self.average_after:
             share = jnp.where(age > self.average_after, share, 1)

@@ -40,28 +40,28 @@ def _zeros_like(x: Any, dtype: Any) -> Array:
     """Zeros with the shape and sharding of `x`, and a strong dtype."""
     if isinstance(x, Tracer):
         zeros = jnp.zeros_like(x, dtype=dtype)
-        # A tracer does not show how automatic axes shard it, but XLA shards what is computed from
-        # it alike. The condition is always false, also for NaN, which XLA does not know.
+        # A tracer does not show its sharding along automatic axes, but XLA shards results computed
+        # from it alike. The condition is always false, also for NaN, which XLA does not know.
         never = jnp.real(x) > jnp.inf
         return jax.lax.select(never, jnp.ones_like(zeros), zeros) if under_jit(x) else zeros
-    home = x.sharding if isinstance(x, jax.Array) and x.committed else None
-    return _zeros(home, np.shape(x), np.dtype(dtype))
+    sharding = x.sharding if isinstance(x, jax.Array) and x.committed else None
+    return _zeros(sharding, np.shape(x), np.dtype(dtype))
 
 
-def _zeros(home: Any, shape: tuple[int, ...], dtype: np.dtype) -> Array:
-    on_mesh = isinstance(home, NamedSharding)
-    if on_mesh or math.prod(shape) > _SMALL or _calls[home, shape, dtype] >= _FEW:
-        return _compiled_zeros(home)(shape, dtype)
+def _zeros(sharding: Any, shape: tuple[int, ...], dtype: np.dtype) -> Array:
+    on_mesh = isinstance(sharding, NamedSharding)
+    if on_mesh or math.prod(shape) > _SMALL or _calls[sharding, shape, dtype] >= _FEW:
+        return _compiled_zeros(sharding)(shape, dtype)
     # A program for each shape would take 50 ms to compile, and megabytes of memory for good.
-    _calls[home, shape, dtype] += 1
-    return jax.device_put(np.zeros(shape, dtype), home)
+    _calls[sharding, shape, dtype] += 1
+    return jax.device_put(np.zeros(shape, dtype), sharding)
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled_zeros(home: Any) -> Any:
+def _compiled_zeros(sharding: Any) -> Any:
     # A compiled call takes a tenth of the time of an eager `jnp.zeros`, and creates sharded zeros
     # in place.
-    return jax.jit(jnp.zeros, static_argnums=(0, 1), out_shardings=home, inline=True)
+    return jax.jit(jnp.zeros, static_argnums=(0, 1), out_shardings=sharding, inline=True)
 
 
 def zeros_like(params: Params, dtype: Callable[[np.dtype], Any] = np.dtype) -> PyTree:
@@ -119,8 +119,11 @@ def first_moment(params: Params, dtype: Any | None = None) -> PyTree:
     **Returns:** a tree like the parameters.
     """
     if dtype is None:
-        return zeros_like(params, lambda own: np.dtype(np.float32) if own == np.float16 else own)
-    return zeros_like(params, lambda own: storage_dtype(own, dtype))
+        return zeros_like(
+            params,
+            lambda leaf_dtype: np.dtype(np.float32) if leaf_dtype == np.float16 else leaf_dtype,
+        )
+    return zeros_like(params, lambda leaf_dtype: storage_dtype(leaf_dtype, dtype))
 
 
 def second_moment(params: Params, dtype: Any | None = None, value: Any = 0) -> PyTree:
@@ -138,8 +141,10 @@ def second_moment(params: Params, dtype: Any | None = None, value: Any = 0) -> P
     **Returns:** a tree like the parameters.
     """
     if dtype is None:
-        return full_like(params, lambda own: real_dtype(accumulation_dtype(own)), value)
-    return full_like(params, lambda own: np.dtype(dtype), value)
+        return full_like(
+            params, lambda leaf_dtype: real_dtype(accumulation_dtype(leaf_dtype)), value
+        )
+    return full_like(params, lambda leaf_dtype: np.dtype(dtype), value)
 
 
 def zeros_of(shapes: PyTree, like: PyTree = None) -> PyTree:
@@ -153,17 +158,19 @@ def zeros_of(shapes: PyTree, like: PyTree = None) -> PyTree:
 
     **Returns:** a tree like `shapes`.
     """
-    homes = (x.sharding for x in jax.tree.leaves(like) if not isinstance(x, Tracer | np.ndarray))
-    mesh = next((home.mesh for home in homes if isinstance(home, NamedSharding)), None)
+    shardings = (
+        x.sharding for x in jax.tree.leaves(like) if not isinstance(x, Tracer | np.ndarray)
+    )
+    mesh = next((s.mesh for s in shardings if isinstance(s, NamedSharding)), None)
 
     def zeros(s: jax.ShapeDtypeStruct) -> Array:
         sharding = s.sharding
         if isinstance(sharding, NamedSharding) and mesh is not None:
             sharding = NamedSharding(mesh, sharding.spec)
-        made = jnp.zeros(s.shape, s.dtype, device=sharding)
-        # Inside `jax.shard_map` what differs between the devices is of another type.
+        x = jnp.zeros(s.shape, s.dtype, device=sharding)
+        # Inside `jax.shard_map` values that differ between devices have another type.
         varying = () if s.manual_axis_type is None else tuple(s.manual_axis_type.varying)
-        return jax.lax.pcast(made, varying, to="varying") if varying else made
+        return jax.lax.pcast(x, varying, to="varying") if varying else x
 
     return jax.tree.map(zeros, shapes)
 
@@ -186,16 +193,18 @@ def _zeros_of_sum(x: Any, axes: tuple[int, ...], dtype: np.dtype) -> Array:
     shape = list(np.shape(x))
     for axis in axes:
         shape[axis] = 1
-    home = getattr(x, "sharding", None)
-    if not isinstance(home, NamedSharding) or isinstance(x, Tracer):
+    sharding = getattr(x, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or isinstance(x, Tracer):
         return zeros_of(jax.ShapeDtypeStruct(tuple(shape), dtype), x)
-    spec = full_spec(home.spec, len(shape))
+    spec = full_spec(sharding.spec, len(shape))
     for axis in axes:
         spec[axis] = None
-    home = NamedSharding(
-        home.mesh, canonical_spec(home.mesh, spec, len(spec)), memory_kind=home.memory_kind
+    sharding = NamedSharding(
+        sharding.mesh,
+        canonical_spec(sharding.mesh, spec, len(spec)),
+        memory_kind=sharding.memory_kind,
     )
-    return _compiled_zeros(home)(tuple(shape), dtype)
+    return _compiled_zeros(sharding)(tuple(shape), dtype)
 
 
 def no_state(params: Params) -> None:

@@ -117,7 +117,7 @@ def map_leaves(
 def _of_no_leaves(
     rule: Callable[..., Any], numbers: dict[str, Any], counts: tuple[int, int], empty: PyTree
 ) -> Any:
-    """As many trees without leaves as the rule returns, which it shows on scalars."""
+    """As many empty trees as the rule returns when it is evaluated on scalars."""
     one = jax.ShapeDtypeStruct((), jnp.float32)
     scalars = {
         name: x if x is None else jax.ShapeDtypeStruct((), x.dtype) for name, x in numbers.items()
@@ -127,28 +127,28 @@ def _of_no_leaves(
 
 
 def after(tree: PyTree, results: PyTree) -> PyTree:
-    """The tree, read after the first of the results, also if XLA could read it before."""
-    # JAX reads no entry of what is sharded over explicit axes of a mesh.
+    """The tree, which XLA reads only after it has computed the first of the results."""
+    # JAX reads no entry of arrays that are sharded over explicit axes of a mesh.
     whole = (r for r in jax.tree.leaves(results) if r.size and not any(jax.typeof(r).sharding.spec))
     first = next(whole, None)
     return tree if first is None else once_known(tree, false_after(first))
 
 
 def false_after(x: Array) -> Bool[Array, ""]:
-    """A bool that is false, which XLA knows only once this array is computed."""
+    """A false bool, unknown to XLA until this array is computed."""
     # NaN is not greater than anything either.
     return jnp.real(x[(0,) * x.ndim]).astype(jnp.float32) > jnp.inf
 
 
-def once_known(tree: PyTree, never: Bool[Array, ""]) -> PyTree:
-    """The tree, read once the value of `never` is known, which comes from `false_after`."""
+def once_known(tree: PyTree, false: Bool[Array, ""]) -> PyTree:
+    """The tree, read only after `false`, a result of `false_after`, is computed."""
 
     def late(x: Any) -> Any:
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(
                 late(jax.random.key_data(x)), impl=jax.random.key_impl(x)
             )
-        return jnp.where(never, jnp.zeros((), x.dtype), x)
+        return jnp.where(false, jnp.zeros((), x.dtype), x)
 
     return jax.tree.map(late, tree)
 

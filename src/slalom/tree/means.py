@@ -95,7 +95,8 @@ def bias_correction(decay: Scalar, age: Int[Array, "*leaves"]) -> Real[Array, "*
     **Returns:** the factor, of the same shape as `age`.
     """
     later = -jnp.expm1(age.astype(decay.dtype) * log_of_decay(decay))
-    # The division comes last: XLA computes it once, and what comes after it again for every leaf.
+    # The division comes last: XLA computes it once, and repeats any operation after it for every
+    # leaf.
     return 1 / jnp.where(age == 1, 1 - decay, later)
 
 

@@ -58,7 +58,7 @@ def scaled_square(
 
 
 def _factor(square: Real[Array, "..."]) -> Real[Array, "..."]:
-    """The factor with which to sum the squares again, whose sum is this one without a factor."""
+    """The factor for a second sum of squares, from the sum without a factor."""
     square = jax.lax.stop_gradient(square)
     too_large = jnp.where(square < jnp.inf, 1, _for_large(square))
     return jnp.where(square < _least(square), _for_small(square), too_large)
@@ -75,16 +75,16 @@ def _for_large(square: Real[Array, "..."]) -> Scalar:
 
 
 def _least(square: Real[Array, "..."]) -> float:
-    """The least sum whose smallest squares may have underflowed: they are less than a rounding."""
+    """In larger sums, squares that underflow are less than a rounding."""
     return 2.0 ** -(int(jnp.finfo(square.dtype).maxexp) // 2)
 
 
 def _times(x: Inexact[Array, "..."], factor: Real[Array, "..."]) -> Inexact[Array, "..."]:
     if jnp.iscomplexobj(x):
         return jax.lax.complex(_times(x.real, factor), _times(x.imag, factor))
-    # Of a constant array, such as the zeros that are the gradient of what a loss does not use, XLA
-    # squares the array and the factor separately. Where it does not know the factor, the selection,
-    # whose condition never holds, prevents this.
+    # XLA squares a constant array, such as the zero gradient of an unused parameter, and its factor
+    # separately. Where it does not know the factor, the selection, whose condition never holds,
+    # prevents this.
     return jnp.where(factor < 0, 0, x * factor)
 
 
@@ -107,7 +107,7 @@ def global_norm(tree: PyTree) -> Scalar:
 def norm_of_stored(tree: PyTree) -> Scalar:
     """The `global_norm` of arrays that are in memory, which are read twice only if they must be.
 
-    What a conditional reads is in memory. So arrays that are computed where they are read would be
+    A conditional reads from memory, so arrays that are computed where they are read would be
     written first.
     """
     leaves = jax.tree.leaves(tree)
@@ -220,7 +220,7 @@ Again: TypeAlias = Callable[[list[Scalar]], Sequence[SumOfSquares]]
 
 
 def norms_of(sums: Sequence[SumOfSquares], again: Again) -> Real[Array, " sums"]:
-    """The norms whose squares are these sums, of which there is at least one."""
+    """The norms with these squares, at least one."""
     squares = _stacked([s.value for s in sums])
     # As a vector, since a GPU would have a kernel for each of them.
     least = jnp.array([_least(s.value) if s.small else 0.0 for s in sums], squares.dtype)
@@ -229,7 +229,7 @@ def norms_of(sums: Sequence[SumOfSquares], again: Again) -> Real[Array, " sums"]
 
 
 def norm_of_all(sums: Sequence[SumOfSquares], again: Again) -> Scalar:
-    """The norm of all arrays together, the sums of whose squares these are."""
+    """The norm of all arrays together, from their sums of squares."""
     total = sum_of([s.value for s in sums])
     if not sums:
         return total
@@ -263,8 +263,8 @@ def _checked(
         # As vectors, since a GPU would have kernels for each leaf.
         alike = len({s.value.dtype for s in sums}) == 1
         factor = _factor(plain) if alike else _stacked([_factor(s.value) for s in sums])
-        found = jnp.where(factor > 1, up, jnp.where(factor < 1, down, plain))
-        return jnp.where(good, usual(), _or_nan(join(root(found) / factor)))
+        squares = jnp.where(factor > 1, up, jnp.where(factor < 1, down, plain))
+        return jnp.where(good, usual(), _or_nan(join(root(squares) / factor)))
 
     return jax.lax.platform_dependent(cpu=on_cpu, default=elsewhere)
 

@@ -18,7 +18,7 @@ from .paths import dotted
 
 
 class Packed:
-    """A tree whose arrays are its children, and all else is its structure.
+    """A tree whose children are its arrays, and whose structure is everything else.
 
     The structure travels with a compiled program. In a mutable cell it would go stale as soon as
     another program takes the place of this one in the cache.
@@ -64,10 +64,10 @@ def _is_array(x: Any) -> bool:
 
 def _with_keys(packed: Packed) -> tuple[list[tuple[Any, Any]], Any]:
     structure, statics = packed.rest
-    known = {i for i, _, _ in statics}
+    static = {i for i, _, _ in statics}
     positions = structure.unflatten(range(structure.num_leaves))
     named = jax.tree_util.tree_leaves_with_path(positions)
-    keys = [GetAttrKey(dotted(path)) for path, i in named if i not in known]
+    keys = [GetAttrKey(dotted(path)) for path, i in named if i not in static]
     return list(zip(keys, packed.arrays, strict=True)), packed.rest
 
 
@@ -89,7 +89,7 @@ _NO_DATA = (
 
 
 def cached(maxsize: int) -> Callable[[Any], Any]:
-    """As `functools.lru_cache`, for keys that may hold functions of the user."""
+    """Like `functools.lru_cache`, for keys that may hold functions of the user."""
 
     def decorate(function: Any) -> Any:
         lasting = functools.lru_cache(maxsize)(function)

@@ -101,39 +101,39 @@ def has_suffix(path: str, suffix: str) -> bool:
     return path == suffix or path.endswith("." + suffix)
 
 
-def named(name: str, known: Collection[str]) -> list[str]:
+def named(name: str, paths: Collection[str]) -> list[str]:
     """The paths that a name means: itself, or all that end with it."""
     if not isinstance(name, str):
         raise TypeError(
             f"A path is a string such as 'learning_rate', got {name!r} of type "
-            f"{type(name).__name__}. Known paths: {candidates('', known)}."
+            f"{type(name).__name__}. Known paths: {candidates('', paths)}."
         )
-    return [name] if name in known else [path for path in known if has_suffix(path, name)]
+    return [name] if name in paths else [p for p in paths if has_suffix(p, name)]
 
 
 def not_one(
     name: str | type,
-    found: Collection[str],
-    known: Iterable[str],
+    matches: Collection[str],
+    paths: Iterable[str],
     missing: str = "is not known",
     advice: str = "",
 ) -> KeyError:
     """The error for a name, or a class, that means several of the known paths, or none."""
     quoted = f"'{name}'" if isinstance(name, str) else name.__name__
-    what = "is ambiguous" if found else missing
-    listed = candidates(str(name), found or known)
+    what = "is ambiguous" if matches else missing
+    listed = candidates(str(name), matches or paths)
     return KeyError(f"{quoted} {what}. Candidates: {listed}.{advice}")
 
 
-def candidates(name: str, known: Iterable[str]) -> str:
-    """Those of `known` to suggest instead of `name`, closest first, as text for a message."""
-    known = list(dict.fromkeys(known))
-    close = difflib.get_close_matches(name, known, n=_MOST_CANDIDATES, cutoff=0.4)
+def candidates(name: str, paths: Iterable[str]) -> str:
+    """The paths to suggest instead of `name`, closest first, as text for a message."""
+    paths = list(dict.fromkeys(paths))
+    close = difflib.get_close_matches(name, paths, n=_MOST_CANDIDATES, cutoff=0.4)
     # A short name often means the last segment of a longer one.
-    close += [k for k in known if k not in close and name.split(".")[-1] in k]
-    listed = (close + [k for k in known if k not in close])[:_MOST_CANDIDATES]
-    text = ", ".join(f"'{k}'" for k in listed)
-    more = len(known) - len(listed)
+    close += [p for p in paths if p not in close and name.split(".")[-1] in p]
+    listed = (close + [p for p in paths if p not in close])[:_MOST_CANDIDATES]
+    text = ", ".join(f"'{p}'" for p in listed)
+    more = len(paths) - len(listed)
     return (text or "none") + (f" and {more} more" if more > 0 else "")
 
 
@@ -144,10 +144,10 @@ def first_difference(left: PyTree, right: PyTree, names: tuple[str, str]) -> str
         verb = "are" if here.endswith("s") else "is"
         return f"{here} {verb} {_kind(left)}, {there} {_kind(right)}"
     lefts, rights = leaf_paths(left), leaf_paths(right)
-    for ours, theirs, own, other in ((lefts, rights, here, there), (rights, lefts, there, here)):
+    for ours, theirs, one, other in ((lefts, rights, here, there), (rights, lefts, there, here)):
         for path in ours:
             if path not in theirs:
-                return f"'{path}' is in {own} but not in {other}"
+                return f"'{path}' is in {one} but not in {other}"
     return _other_node(left, right, names, "") or "a container differs"
 
 
@@ -171,9 +171,9 @@ def _other_node(left: Any, right: Any, names: tuple[str, str], path: str) -> str
     for (key, a), (_, b) in zip(children_of(left)[0], children_of(right)[0], strict=False):
         if jax.tree_util.all_leaves([a, b]):
             continue
-        found = _other_node(a, b, names, ".".join(filter(None, (path, dotted([key])))))
-        if found:
-            return found
+        difference = _other_node(a, b, names, ".".join(filter(None, (path, dotted([key])))))
+        if difference:
+            return difference
     return None
 
 

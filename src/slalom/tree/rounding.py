@@ -56,7 +56,7 @@ def same_bits(a: Array, b: Array) -> Bool[Array, "*shape"]:
 
 
 def remainder(x: Float32[Array, "*shape"], rounded: Float32[Array, "*shape"], dtype: Any) -> Array:
-    """x − rounded in this dtype, in units in which it is as large as x at most.
+    """x − rounded in this dtype, in units that make it at most as large as x.
 
     So it does not underflow where x does not, and float16 holds it with all of its digits.
     """
@@ -68,9 +68,9 @@ def with_remainder(p: Array, remainder: Array) -> Float32[Array, "*shape"]:
 
     The remainder of a number that p does not come from is ignored where it is too large.
     """
-    wide, own = p.astype(jnp.float32), remainder.astype(jnp.float32)
+    wide, remainder = p.astype(jnp.float32), remainder.astype(jnp.float32)
     largest = jnp.maximum(jnp.abs(wide), jnp.float32(jnp.finfo(p.dtype).tiny))
-    return wide + jnp.where(jnp.abs(own) <= largest, own / _lift(p.dtype), 0)
+    return wide + jnp.where(jnp.abs(remainder) <= largest, remainder / _lift(p.dtype), 0)
 
 
 def _lift(dtype: Any) -> np.float32:
@@ -172,12 +172,12 @@ def random_bits(
 
 def _indices(like: Array) -> UInt32[Array, "*shape"]:
     """The position of each number in the flat array, modulo 2³²."""
-    home = jax.typeof(like).sharding
-    explicit = any(entry is not None for entry in home.spec)
+    sharding = jax.typeof(like).sharding
+    explicit = any(entry is not None for entry in sharding.spec)
     total, stride = jnp.uint32(0), 1
     for axis in reversed(range(like.ndim)):
         position = jax.lax.broadcasted_iota(
-            jnp.uint32, like.shape, axis, out_sharding=home if explicit else None
+            jnp.uint32, like.shape, axis, out_sharding=sharding if explicit else None
         )
         total = total + position * np.uint32(stride % 2**32)
         stride *= like.shape[axis]

@@ -63,12 +63,12 @@ def mesh_sharding(x: object) -> NamedSharding | None:
     return _canonical(sharding, getattr(x, "ndim", 0))
 
 
-def may_be_at(x: object, home: NamedSharding | None) -> bool:
+def may_be_at(x: object, sharding: NamedSharding | None) -> bool:
     """Whether a traced array may have this sharding: its type names its mesh.
 
     Inside a `shard_map` it names another one, in which each device has its own part.
     """
-    return home is not None and jax.typeof(x).sharding.mesh == home.mesh.abstract_mesh
+    return sharding is not None and jax.typeof(x).sharding.mesh == sharding.mesh.abstract_mesh
 
 
 def constrain(x: T, sharding: NamedSharding) -> T:
@@ -80,7 +80,7 @@ def constrain(x: T, sharding: NamedSharding) -> T:
         (AxisType.Auto, jax.lax.with_sharding_constraint),
     )
     axes = sharding.mesh.axis_names
-    # What is computed is on the device.
+    # Results are on the device.
     sharding = sharding.update(memory_kind=None)
     for kind, constraint in constraints:
         names = [n for n, k in zip(axes, sharding.mesh.axis_types, strict=True) if k == kind]

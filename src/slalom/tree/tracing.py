@@ -95,8 +95,8 @@ def entries(vectors: Sequence[Array]) -> list[list[Array]]:
         return [list(x) for x in vectors]
     # Unsigned, since JAX would count negative ones from the end.
     positions = np.arange(len(vectors[0]), dtype=np.uint32)
-    known = as_arguments([*vectors, *positions], vectors[0])
-    vectors, at = known[: len(vectors)], known[len(vectors) :]
+    arrays = as_arguments([*vectors, *positions], vectors[0])
+    vectors, at = arrays[: len(vectors)], arrays[len(vectors) :]
     return [[_entry(x, i) for i in at] for x in vectors]
 
 

@@ -179,9 +179,9 @@ class Layout:
             # The taps of a single input form no matrix.
             single = self.is_grouped and all(self.shape[a] == 1 for a in self.axes("i"))
             return "a depthwise kernel" if single else None
-        own = self.axes("oik")
-        if sum(self.shape[a] != 1 for a in own) < 2:
-            return "a vector" if own else "a scalar"
+        used = self.axes("oik")
+        if sum(self.shape[a] != 1 for a in used) < 2:
+            return "a vector" if used else "a scalar"
         return "an array without inputs" if self.axes("o") else "an array without outputs"
 
     @property
@@ -207,9 +207,9 @@ class Layout:
 def parsed(letters: str) -> tuple[tuple[str, int], ...] | None:
     """The letter and the number of equal blocks of each axis; `None` for strings that are no
     layout."""
-    found = [(m[1] or m[3], _shares(m)) for m in _AXIS.finditer(letters)]
-    several = sum(len(shares) > 1 for _, shares in found) > 1
-    axes = tuple((letter, 1 if shares[1:] else shares[0]) for letter, shares in found)
+    matches = [(m[1] or m[3], _shares(m)) for m in _AXIS.finditer(letters)]
+    several = sum(len(shares) > 1 for _, shares in matches) > 1
+    axes = tuple((letter, 1 if shares[1:] else shares[0]) for letter, shares in matches)
     return None if several or _AXIS.sub("", letters) else axes
 
 
@@ -218,23 +218,23 @@ def _shares(axis: re.Match[str]) -> tuple[int, ...]:
     return tuple(map(int, (axis[2] or "1").split(":")))
 
 
-def as_layout(given: Any) -> Any:
+def as_layout(layout: Any) -> Any:
     """The `layout` of a rule as a selector that labels arrays with their layout."""
-    if isinstance(given, str):
-        return Cases(((everything(), given),))
-    if isinstance(given, Mapping):
-        return Cases(tuple((as_where(where), letters) for where, letters in given.items()))
-    return given
+    if isinstance(layout, str):
+        return Cases(((everything(), layout),))
+    if isinstance(layout, Mapping):
+        return Cases(tuple((as_where(where), letters) for where, letters in layout.items()))
+    return layout
 
 
-def check_layout(name: str, given: Any) -> None:
+def check_layout(name: str, layout: Any) -> None:
     """Raises an error for anything but a layout or a mapping from selectors to layouts."""
-    if not isinstance(given, Cases):
+    if not isinstance(layout, Cases):
         raise TypeError(
             f"{name} takes a layout such as 'io', or a mapping from selectors to layouts, such as "
-            f"{{sl.where.path('w'): 'io'}}, got {given!r}."
+            f"{{sl.where.path('w'): 'io'}}, got {layout!r}."
         )
-    for where, letters in given.cases:
+    for where, letters in layout.cases:
         if any(primitive.sees_dtypes for primitive in where.primitives()):
             raise ValueError(
                 f"{name} selects by dtype ({where!r}), which does not tell outputs from inputs, "
@@ -254,34 +254,34 @@ _LETTERS = (
 # --- the layout of a leaf -------------------------------------------------------------------
 
 
-def layouts(params: Params, told: Where | None = None) -> tuple[Layout, ...]:
+def layouts(params: Params, layout: Where | None = None) -> tuple[Layout, ...]:
     """The layout of each leaf, in order. Memoized.
 
     **Arguments:**
 
     - `params`: the parameters, or updates.
-    - `told`: the `layout` that the user passed to the rule, if any.
+    - `layout`: the argument of the rule, as a selector; `None` reads the layers.
     """
-    return resolve(layout_of, told, params)
+    return resolve(layout_of, layout, params)
 
 
-def layout_of(told: Where | None, leaves: list[Leaf]) -> list[Layout]:
+def layout_of(layout: Where | None, leaves: list[Leaf]) -> list[Layout]:
     """The layout of each of these leaves."""
-    given = [None] * len(leaves) if told is None else told.evaluate(leaves)
-    return [_layout(leaf, letters) for leaf, letters in zip(leaves, given, strict=True)]
+    stated = [None] * len(leaves) if layout is None else layout.evaluate(leaves)
+    return [_layout(leaf, letters) for leaf, letters in zip(leaves, stated, strict=True)]
 
 
-def _layout(leaf: Leaf, told: str | None) -> Layout:
+def _layout(leaf: Leaf, stated: str | None) -> Layout:
     shape = tuple(leaf.struct.shape)
     nodes = leaf.ancestors()
-    tied = told is None and _is_tied(shape, nodes)
-    if told is not None:
-        return _stated(leaf, nodes, told, "is given the layout")
+    tied = stated is None and _is_tied(shape, nodes)
+    if stated is not None:
+        return _stated(leaf, nodes, stated, "is given the layout")
     for depth, node in enumerate(nodes):
-        found = _of_class(node, dotted(leaf.key_path[depth:]))
-        if found is not None:
+        declared = _of_class(node, dotted(leaf.key_path[depth:]))
+        if declared is not None:
             how = f"has the layout in {type(node).__name__}.__layout__"
-            return dataclasses.replace(_stated(leaf, nodes, found, how), tied=tied)
+            return dataclasses.replace(_stated(leaf, nodes, declared, how), tied=tied)
     letters = _of_layer(nodes[-1], leaf.path.rpartition(".")[2])
     axes = None if letters is None else parsed(letters)
     if axes is not None and len(shape) >= len(axes):
@@ -292,7 +292,7 @@ def _layout(leaf: Leaf, told: str | None) -> Layout:
 
 
 def _stated(leaf: Leaf, nodes: list[Any], letters: str, how: str) -> Layout:
-    """The layout that somebody states in letters."""
+    """The layout that is stated in letters."""
     shape = tuple(leaf.struct.shape)
     written = _of_heads(leaf, nodes) if letters == HEADS else letters
     axes = parsed(written)

@@ -18,7 +18,7 @@ class _Matrices(Where):
     layout: Where | None
 
     def evaluate(self, leaves: list[Leaf]) -> list[Any]:
-        return [found.matrix is not None for found in layout_of(self.layout, leaves)]
+        return [layout.matrix is not None for layout in layout_of(self.layout, leaves)]
 
     def primitives(self) -> tuple[Where, ...]:
         return (self,) if self.layout is None else (self, *self.layout.primitives())
@@ -68,7 +68,7 @@ def matrix(layout: LayoutLike = None) -> Where:
 
     ```
     """
-    told = as_layout(layout)
-    if told is not None:
-        check_layout("sl.where.matrix", told)
-    return _Matrices(told)
+    cases = as_layout(layout)
+    if cases is not None:
+        check_layout("sl.where.matrix", cases)
+    return _Matrices(cases)

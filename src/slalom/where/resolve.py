@@ -129,7 +129,7 @@ class _Both(Where):
         return self.operands[0].unmatched_among
 
     def __repr__(self) -> str:
-        return " & ".join(_operand(own, _Either, _Both) for own in self.operands)
+        return " & ".join(_operand(x, _Either, _Both) for x in self.operands)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +143,7 @@ class _Either(Where):
         return _primitives(self.operands)
 
     def __repr__(self) -> str:
-        return " | ".join(_operand(own, _Either) for own in self.operands)
+        return " | ".join(_operand(x, _Either) for x in self.operands)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,16 +166,17 @@ def _operand(where: Where, *looser: type[Where]) -> str:
 
 
 def _operands(where: Where, kind: type["_Both | _Either"]) -> tuple[Where, ...]:
-    """Those of a longer combination. One within another would be too deep with hundreds of them."""
+    """The operands of a longer combination. Nested pairs would be too deep with hundreds of
+    them."""
     return where.operands if isinstance(where, kind) else (where,)
 
 
 def _primitives(operands: tuple[Where, ...]) -> tuple[Where, ...]:
-    return tuple(primitive for own in operands for primitive in own.primitives())
+    return tuple(primitive for x in operands for primitive in x.primitives())
 
 
 def _chosen(operands: tuple[Where, ...], leaves: list[Leaf]) -> list[tuple[bool, ...]]:
-    return list(zip(*(resolve_bools(own, leaves) for own in operands), strict=True))
+    return list(zip(*(resolve_bools(x, leaves) for x in operands), strict=True))
 
 
 # --- functions and trees as selectors -------------------------------------------------------
@@ -233,12 +234,12 @@ class _FrozenTree(Where):
     def evaluate(self, leaves: list[Leaf]) -> list[Any]:
         if not leaves:
             return []
-        own = without_state(self.structure.unflatten(self.values), leaves[0].tree)
-        values, structure = jax.tree.flatten(own)
+        tree = without_state(self.structure.unflatten(self.values), leaves[0].tree)
+        values, structure = jax.tree.flatten(tree)
         try:
             parts = structure.flatten_up_to(leaves[0].tree)
         except ValueError:
-            differ = first_difference(own, leaves[0].tree, ("the mask", "the parameters"))
+            differ = first_difference(tree, leaves[0].tree, ("the mask", "the parameters"))
             raise ValueError(
                 "The tree of masks or labels must have the structure of the parameters, or be a "
                 f"prefix of it: {differ}."
@@ -256,16 +257,16 @@ class _FrozenTree(Where):
         return f"<{', '.join(f'{name}: {n}' for name, n in counts.items())}>"
 
 
-def without_state(own: PyTree, params: PyTree) -> PyTree:
+def without_state(tree: PyTree, params: PyTree) -> PyTree:
     """A tree like a model, with `None` in place of each `eqx.nn.StateIndex` if the parameters have
     none."""
 
-    def has_none(tree: PyTree) -> bool:
-        return not any(map(is_state_index, jax.tree.leaves(tree, is_leaf=is_state_index)))
+    def has_none(x: PyTree) -> bool:
+        return not any(map(is_state_index, jax.tree.leaves(x, is_leaf=is_state_index)))
 
-    if has_none(own) or not has_none(params):
-        return own
-    return jax.tree.map(lambda x: None if is_state_index(x) else x, own, is_leaf=is_state_index)
+    if has_none(tree) or not has_none(params):
+        return tree
+    return jax.tree.map(lambda x: None if is_state_index(x) else x, tree, is_leaf=is_state_index)
 
 
 _INSTEAD = {
@@ -299,13 +300,13 @@ def check_arrays_give_no_more(
 
     `answers` are those of `call` for shapes.
     """
-    given: list[Any] = []
+    of_arrays: list[Any] = []
     try:
-        jax.eval_shape(lambda arrays: given.extend(call(arrays)), structs)
+        jax.eval_shape(lambda arrays: of_arrays.extend(call(arrays)), structs)
     except Exception:
-        # It was written for shapes.
+        # The function was written for shapes.
         return
-    for answer, other in zip(answers, given, strict=False):
+    for answer, other in zip(answers, of_arrays, strict=False):
         if answer is not True and other != answer:
             raise TypeError(
                 f"The function of {where!r} tests whether leaves are arrays. It sees "
@@ -343,7 +344,7 @@ def as_where(where: WhereLike) -> Where:
 
 
 def as_where_or_none(where: WhereLike | None) -> Where | None:
-    """As `as_where`, for an optional argument."""
+    """Like `as_where`, for an optional argument."""
     return None if where is None else as_where(where)
 
 

@@ -111,7 +111,7 @@ class _PerLeaf(Where):
         answers = [self._call(leaf) for leaf in leaves]
 
         def call(arrays: list[Any]) -> Iterator[Any]:
-            return (self.function(own.path, x) for own, x in zip(leaves, arrays, strict=True))
+            return (self.function(leaf.path, x) for leaf, x in zip(leaves, arrays, strict=True))
 
         check_arrays_give_no_more(self, call, [leaf.struct for leaf in leaves], answers)
         return answers
@@ -140,11 +140,11 @@ class _All(Where):
         return f"sl.where.{'everything' if self.selected else 'nothing'}()"
 
 
-def _check(selector: str, takes: str, given: Any, kind: builtins.type) -> None:
+def _check(selector: str, takes: str, value: Any, kind: builtins.type) -> None:
     """Raises an error for an argument of another type, which is often a list of arguments."""
-    if not isinstance(given, kind):
+    if not isinstance(value, kind):
         raise TypeError(
-            f"sl.where.{selector} takes {takes}, got {given!r}. To select by several, combine "
+            f"sl.where.{selector} takes {takes}, got {value!r}. To select by several, combine "
             f"selectors: `sl.where.{selector}(...) | sl.where.{selector}(...)`."
         )
 
@@ -229,10 +229,10 @@ def dtype(dtype: Any) -> Where:
 
     **Returns:** a selector.
     """
-    for own, group in ((float, "floating"), (complex, "complexfloating"), (int, "integer")):
-        if dtype is own or dtype == own.__name__:
+    for kind, group in ((float, "floating"), (complex, "complexfloating"), (int, "integer")):
+        if dtype is kind or dtype == kind.__name__:
             raise TypeError(
-                f"sl.where.dtype({own.__name__}) would mean {np.dtype(own)} alone. Write "
+                f"sl.where.dtype({kind.__name__}) would mean {np.dtype(kind)} alone. Write "
                 f"`sl.where.dtype(jnp.{group})`, or name one dtype."
             )
     name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", "")

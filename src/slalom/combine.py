@@ -73,7 +73,7 @@ class AbstractCombination(AbstractDeclared):
     def at_step(
         self, terms: Terms, state: PyTree, context: Context | None
     ) -> tuple[Float[Array, " terms"], Any]:
-        """As `weigh`, with the hyperparameters of the step, all in the dtype of the losses."""
+        """Calls `weigh` with the hyperparameters of the step, all in the dtype of the losses."""
         dtype = terms.losses.dtype
 
         def cast(x: PyTree) -> PyTree:
@@ -81,8 +81,8 @@ class AbstractCombination(AbstractDeclared):
 
         numbers = read_numbers(self, context)
         now = SimpleNamespace(**{name: cast(x) for name, x in numbers.items()})
-        known = Terms(terms.losses, None if terms.gram is None else cast(terms.gram))
-        weights, new = self.weigh(now, known, jax.tree.map(cast, state))
+        cast_terms = Terms(terms.losses, None if terms.gram is None else cast(terms.gram))
+        weights, new = self.weigh(now, cast_terms, jax.tree.map(cast, state))
         return cast(weights), tree.cast_like(new, state)
 
 
@@ -317,8 +317,8 @@ class PCGrad(AbstractKeyed, AbstractCombination):
         gram = terms.gram
         assert gram is not None
         number = gram.shape[0]
-        key, *drawn = jax.random.split(self._typed_key(state.key), number + 1)
-        orders = jnp.stack([jax.random.permutation(own, number) for own in drawn])
+        key, *keys = jax.random.split(self._typed_key(state.key), number + 1)
+        orders = jnp.stack([jax.random.permutation(k, number) for k in keys])
 
         def projected(i: Array, order: Array) -> Array:
             def remove(n: Array, weights: Array) -> Array:

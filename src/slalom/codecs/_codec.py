@@ -142,8 +142,8 @@ def largest(blocks: Array) -> Array:
     # As integers, which XLA:CPU vectorizes. It would hand the maximum of floats to a library, and
     # write the blocks to memory before.
     bits = jax.lax.bitcast_convert_type(jnp.abs(blocks), jnp.int32)
-    found = jax.lax.bitcast_convert_type(jnp.max(bits, axis=-1, initial=0), jnp.float32)
-    return jnp.where(found < jnp.inf, found, jnp.nan)
+    maximum = jax.lax.bitcast_convert_type(jnp.max(bits, axis=-1, initial=0), jnp.float32)
+    return jnp.where(maximum < jnp.inf, maximum, jnp.nan)
 
 
 def relative(blocks: Array, scales: Array) -> Array:

@@ -136,17 +136,17 @@ def _rounded(x: Float[Array, "*shape"], dtype: np.dtype, bits: Any, squared: boo
     if dtype == jnp.bfloat16:
         return stochastic(x, dtype, bits)
     cut = 23 - jnp.finfo(dtype).nmant
-    own = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    integers = jax.lax.bitcast_convert_type(x, jnp.uint32)
     kept = np.uint32(2**32 - 2**cut)
     if squared:
         below, above = (
             jax.lax.bitcast_convert_type(n & kept, jnp.float32)
-            for n in (own, own + np.uint32(2**cut))
+            for n in (integers, integers + np.uint32(2**cut))
         )
         # Of numbers near 1, so that no product underflows.
         up = uniform(bits) * ((above - below) * (above + below)) < (x - below) * (x + below)
         new = jnp.where(up, above, below)
     else:
-        carried = (own + (bits >> np.uint32(32 - cut))) & kept
+        carried = (integers + (bits >> np.uint32(32 - cut))) & kept
         new = jax.lax.bitcast_convert_type(carried, jnp.float32)
     return jnp.where(jnp.isfinite(x), new, x).astype(dtype)

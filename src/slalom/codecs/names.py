@@ -36,17 +36,17 @@ NAMED: dict[str, AbstractCodec] = {
 }
 
 
-def as_codec(what: str, given: Any) -> AbstractCodec | offload:
+def as_codec(what: str, codec: Any) -> AbstractCodec | offload:
     """The codec with this name, or the codec itself. `what` names it in errors."""
-    if isinstance(given, AbstractCodec | offload):
-        return given
-    if isinstance(given, str) and given in NAMED:
-        return NAMED[given]
+    if isinstance(codec, AbstractCodec | offload):
+        return codec
+    if isinstance(codec, str) and codec in NAMED:
+        return NAMED[codec]
     called_hint = ""
-    if isinstance(given, type) and issubclass(given, AbstractCodec | offload):
-        called_hint = f" Call it: `sl.codecs.{given.__name__}(...)`."
+    if isinstance(codec, type) and issubclass(codec, AbstractCodec | offload):
+        called_hint = f" Call it: `sl.codecs.{codec.__name__}(...)`."
     names = ", ".join(map(repr, NAMED))
     raise TypeError(
         f"{what} must be one of {names}, or a codec such as `sl.codecs.int8()`, got "
-        f"{code(given)}.{called_hint}"
+        f"{code(codec)}.{called_hint}"
     )

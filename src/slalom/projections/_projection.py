@@ -134,15 +134,15 @@ class AbstractProjection(AbstractDeclared):
                 )
 
 
-def leaves_like(name: str, own: PyTree, x: PyTree) -> list[Any]:
+def leaves_like(name: str, y: PyTree, x: PyTree) -> list[Any]:
     """The number or array of a tree like the model, or of a prefix of it, for each leaf of `x`."""
-    own = without_state(own, x)
-    numbers, structure = jax.tree.flatten(own)
+    y = without_state(y, x)
+    numbers, structure = jax.tree.flatten(y)
     try:
         # Where `x` has no leaf, such as at a function of the model, any value will do.
         parts = structure.flatten_up_to(x)
     except ValueError:
-        differ = first_difference(own, x, (name, "the tree to project"))
+        differ = first_difference(y, x, (name, "the tree to project"))
         raise ValueError(f"{name} must be a tree like the one to project: {differ}.") from None
     leaves = [n for n, part in zip(numbers, parts, strict=True) for _ in jax.tree.leaves(part)]
     for (path, _), n in zip(jax.tree_util.tree_leaves_with_path(x), leaves, strict=True):

@@ -111,15 +111,15 @@ def _bounds(name: str, bound: Any, x: PyTree) -> list[Any]:
         bounds = [bound] * len(leaves)
     else:
         bounds = leaves_like(name, bound, x)
-    for (path, leaf), own in zip(jax.tree_util.tree_leaves_with_path(x), bounds, strict=True):
-        if own is not None and jnp.shape(own) not in ((), leaf.shape):
+    for (path, leaf), b in zip(jax.tree_util.tree_leaves_with_path(x), bounds, strict=True):
+        if b is not None and jnp.shape(b) not in ((), leaf.shape):
             raise ValueError(
-                f"{name} has shape {jnp.shape(own)} at '{dotted(path)}', but the leaf to project "
+                f"{name} has shape {jnp.shape(b)} at '{dotted(path)}', but the leaf to project "
                 f"has shape {leaf.shape}. Nothing is broadcast but scalars."
             )
     return [
-        None if own is None else jnp.asarray(own, leaf.dtype)
-        for own, leaf in zip(bounds, leaves, strict=True)
+        None if b is None else jnp.asarray(b, leaf.dtype)
+        for b, leaf in zip(bounds, leaves, strict=True)
     ]
 
 
@@ -206,14 +206,14 @@ def _shifted(x: PyTree, a: PyTree, factor: Array) -> PyTree:
 def _normal(name: str, a: PyTree, x: PyTree) -> tuple[PyTree, Array]:
     """The tree `a` in the dtypes of x, times a number with which its squares are in range, and this
     number. It is refused if it is not like x."""
-    own = leaves_like(name, a, x)
+    leaves = leaves_like(name, a, x)
     paths = jax.tree_util.tree_leaves_with_path(x)
-    for (path, leaf), y in zip(paths, own, strict=True):
+    for (path, leaf), y in zip(paths, leaves, strict=True):
         if jnp.shape(y) != leaf.shape or (jnp.iscomplexobj(y) and not jnp.iscomplexobj(leaf)):
             raise ValueError(
                 f"{name} has shape {jnp.shape(y)} and dtype {jnp.result_type(y)} at "
                 f"'{dotted(path)}', but the leaf to project has shape {leaf.shape} and dtype "
                 f"{leaf.dtype}."
             )
-    like = [jnp.asarray(y, leaf.dtype) for y, (_, leaf) in zip(own, paths, strict=True)]
+    like = [jnp.asarray(y, leaf.dtype) for y, (_, leaf) in zip(leaves, paths, strict=True)]
     return tree.squarable(jax.tree.structure(x).unflatten(like))

@@ -27,8 +27,8 @@ from ..where.selectors import path as path_, type as type_
 
 def matrices_as_text(rule: object, params: Params) -> tuple[str | None, ...]:
     """The matrices of each leaf for `opt.describe`, such as `"12 of 64 × 32"`."""
-    found = matrices_or_none(rule, params)
-    return tuple(None if matrix is None else str(matrix) for matrix in found)
+    views = matrices_or_none(rule, params)
+    return tuple(None if matrix is None else str(matrix) for matrix in views)
 
 
 def _layouts(rule: Any, params: Params) -> tuple[Layout, ...]:
@@ -40,11 +40,11 @@ def _layouts(rule: Any, params: Params) -> tuple[Layout, ...]:
 _SCALES = "original", "spectral", "match_rms_adamw", None
 
 
-def check_scale(name: str, given: object) -> None:
+def check_scale(name: str, scale: object) -> None:
     """Raises `ValueError` for a scale that `scale_of` does not know."""
-    if given not in _SCALES:
+    if scale not in _SCALES:
         names = ", ".join(map(repr, _SCALES))
-        raise ValueError(f"{name} must be one of {names}, got {given!r}.")
+        raise ValueError(f"{name} must be one of {names}, got {scale!r}.")
 
 
 def scale_of(scale: str | None, rows: int, columns: int, rank: int | None = None) -> float:
@@ -74,7 +74,7 @@ def unit_axes(rule: object, params: Params) -> tuple[tuple[int, ...], ...]:
     - `rule`: a transform with the field `layout`.
     - `params`: the parameters, or updates.
     """
-    return tuple(layout.unit or () for layout in _known(rule, params, "units"))
+    return tuple(layout.unit or () for layout in _known_layouts(rule, params, "units"))
 
 
 def columns(rule: object, params: Params) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
@@ -83,14 +83,14 @@ def columns(rule: object, params: Params) -> tuple[tuple[tuple[int, ...], tuple[
     It is the shape of the leaf, but with an axis for the groups of a convolution. Arguments as in
     `unit_axes`.
     """
-    found = []
-    for layout in _known(rule, params, "columns"):
+    results = []
+    for layout in _known_layouts(rule, params, "columns"):
         shape, axes = layout.shape, layout.axes("o")
         if layout.is_grouped:
             shape = tuple(size for _, size in layout.split)
             axes = tuple(a for a, (letter, _) in enumerate(layout.split) if letter == "o")
-        found.append((shape, axes))
-    return tuple(found)
+        results.append((shape, axes))
+    return tuple(results)
 
 
 def row_axes(rule: object, params: Params) -> tuple[tuple[int, ...], ...]:
@@ -98,31 +98,31 @@ def row_axes(rule: object, params: Params) -> tuple[tuple[int, ...], ...]:
 
     None where there is only one number. If the layout is unknown, all axes but the first.
     """
-    found: list[tuple[int, ...]] = []
+    results: list[tuple[int, ...]] = []
     for layout in _layouts(rule, params):
         if layout.guessed or layout.letters is None:
-            found.append(tuple(range(1, len(layout.shape))))
+            results.append(tuple(range(1, len(layout.shape))))
         elif layout.axes("v"):
-            found.append(layout.axes("o"))
+            results.append(layout.axes("o"))
         else:
-            found.append(layout.axes("ik") if layout.axes("o") else ())
-    return tuple(found)
+            results.append(layout.axes("ik") if layout.axes("o") else ())
+    return tuple(results)
 
 
 def inputs(rule: object, params: Params) -> tuple[int, ...]:
     """For each leaf the number of inputs, which is 1 for a vector; as in `unit_axes`."""
-    found = []
-    for layout in _known(rule, params, "inputs"):
+    numbers = []
+    for layout in _known_layouts(rule, params, "inputs"):
         axes = zip(layout.shape, layout.letters or (), strict=True)
         sizes = [n // blocks for n, (letter, blocks) in axes if letter in "ikv"]
-        found.append(max(1, math.prod(sizes)))
-    return tuple(found)
+        numbers.append(max(1, math.prod(sizes)))
+    return tuple(numbers)
 
 
-def _known(rule: object, params: Params, what: str) -> tuple[Layout, ...]:
-    """The layouts, none of which is unknown."""
-    who, found = type(rule).__name__, _layouts(rule, params)
-    for path, layout in zip(leaf_paths(params), found, strict=True):
+def _known_layouts(rule: object, params: Params, what: str) -> tuple[Layout, ...]:
+    """The layouts. Raises an error if one is unknown."""
+    who, known = type(rule).__name__, _layouts(rule, params)
+    for path, layout in zip(leaf_paths(params), known, strict=True):
         if layout.letters is None:
             letters = "i" * (len(layout.shape) - 1) + "o"
             raise ValueError(
@@ -131,7 +131,7 @@ def _known(rule: object, params: Params, what: str) -> tuple[Layout, ...]:
                 f"`{public_name(type(rule))}(..., layout={{sl.where.path({path!r}): "
                 f"{letters!r}}})`."
             )
-    return found
+    return known
 
 
 def warn_guessed(rule: object, params: Params) -> None:
@@ -158,15 +158,15 @@ def factored_axes(
 
     They are axes of outputs and inputs, and the two longest axes where the layout is guessed.
     """
-    found: list[tuple[int, int] | None] = []
+    results: list[tuple[int, int] | None] = []
     for x, layout in zip(jax.tree.leaves(params), _layouts(rule, params), strict=True):
         axes = layout.pair
         if layout.guessed and x.ndim > 1:
             second, longest = (int(a) for a in np.argsort(x.shape, kind="stable")[-2:])
             axes = (longest, second)
         long_enough = axes is not None and min(x.shape[a] for a in axes) >= min_size
-        found.append(axes if long_enough else None)
-    return tuple(found)
+        results.append(axes if long_enough else None)
+    return tuple(results)
 
 
 # --- blocks that share a mean of squares ----------------------------------------------------
@@ -179,10 +179,10 @@ def block_counts(rule: Any, params: Params) -> tuple[tuple[int, ...], ...]:
     head, and outputs in blocks one for each of them. A stack has blocks of its own for each layer.
     """
     unit_axes(rule, params)  # raises an error for what has no known units
-    given = () if rule.layout is None else rule.layout.cases
-    found = layouts(params, Cases((*given, (_QUERIES_AND_KEYS, HEADS))))
-    refuse_unequal(type(rule).__name__, params, found)
-    return tuple(_block_counts(layout) for layout in found)
+    cases = () if rule.layout is None else rule.layout.cases
+    in_heads = layouts(params, Cases((*cases, (_QUERIES_AND_KEYS, HEADS))))
+    refuse_unequal(type(rule).__name__, params, in_heads)
+    return tuple(_block_counts(layout) for layout in in_heads)
 
 
 def _block_counts(layout: Layout) -> tuple[int, ...]:

@@ -78,11 +78,11 @@ CURVES: dict[str, Callable[[Weights], Weights]] = {
 """Curves of the weights of the first and the second value."""
 
 
-def check_curve(name: str, given: Any, *known: str) -> None:
-    """Raises an error that lists the known curves if `given` is not one of them."""
-    if given not in known:
-        listed = " or ".join(map(repr, known))
-        raise ValueError(f"{name} must be {listed}, got {given!r}.")
+def check_curve(name: str, curve: Any, *curves: str) -> None:
+    """Raises an error that lists the curves if `curve` is not one of them."""
+    if curve not in curves:
+        listed = " or ".join(map(repr, curves))
+        raise ValueError(f"{name} must be {listed}, got {curve!r}.")
 
 
 def interpolate_points(points: Sequence[tuple[Any, Any]], step: Step, curve: str) -> Scalar:

@@ -216,19 +216,19 @@ class BoundariesAndScales(AbstractPrinted):
 
 
 def _converted(
-    given: Mapping[int, Hyperparameter] | BoundariesAndScales | None,
+    scales: Mapping[int, Hyperparameter] | BoundariesAndScales | None,
 ) -> BoundariesAndScales:
-    if isinstance(given, BoundariesAndScales):
-        return given
+    if isinstance(scales, BoundariesAndScales):
+        return scales
     name = "boundaries_and_scales"
-    if given is not None and not isinstance(given, Mapping):
-        raise TypeError(f"{name} must be a dict from steps to factors, got {given!r}.")
-    given = {} if given is None else given
-    whole = {check_step(f"each step of {name}", step): step for step in given}
+    if scales is not None and not isinstance(scales, Mapping):
+        raise TypeError(f"{name} must be a dict from steps to factors, got {scales!r}.")
+    scales = {} if scales is None else scales
+    whole = {check_step(f"each step of {name}", step): step for step in scales}
     boundaries = tuple(sorted(whole))
     return BoundariesAndScales(
         boundaries,
-        tuple(check_number(f"{name}[{b}]", given[whole[b]], "[0, inf)") for b in boundaries),
+        tuple(check_number(f"{name}[{b}]", scales[whole[b]], "[0, inf)") for b in boundaries),
     )
 
 

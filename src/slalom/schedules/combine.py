@@ -94,9 +94,9 @@ class CombinedSchedule(AbstractSchedule):
 
     def __check_init__(self):
         if self.symbol not in _OPERATIONS:
-            known = ", ".join(map(repr, _OPERATIONS))
+            symbols = ", ".join(map(repr, _OPERATIONS))
             raise ValueError(
-                f"CombinedSchedule.symbol must be one of {known}, got {self.symbol!r}."
+                f"CombinedSchedule.symbol must be one of {symbols}, got {self.symbol!r}."
             )
         if self.symbol == "/" and isinstance(self.right, float) and self.right == 0:
             raise ZeroDivisionError(f"The schedule {self.left!r} is divided by zero.")

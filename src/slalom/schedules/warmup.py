@@ -285,11 +285,11 @@ class cosine_onecycle(AbstractSchedule):
 Cycle = warmup_cosine_decay | Mapping[str, Any]
 
 
-def _as_cycles(given: Iterable[Cycle]) -> tuple[warmup_cosine_decay, ...]:
-    if not isinstance(given, Iterable):
-        raise TypeError(f"sgdr.cosine_kwargs must be a list of cycles, got {given!r}.")
+def _as_cycles(cosine_kwargs: Iterable[Cycle]) -> tuple[warmup_cosine_decay, ...]:
+    if not isinstance(cosine_kwargs, Iterable):
+        raise TypeError(f"sgdr.cosine_kwargs must be a list of cycles, got {cosine_kwargs!r}.")
     cycles = []
-    for i, cycle in enumerate(given):
+    for i, cycle in enumerate(cosine_kwargs):
         if isinstance(cycle, Mapping):
             try:
                 cycle = warmup_cosine_decay(**cycle)

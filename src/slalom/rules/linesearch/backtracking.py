@@ -178,8 +178,8 @@ class ScaleByBacktrackingLinesearch(AbstractLinesearch):
     ) -> tuple[Scalar, Updates, Bool[Array, ""]] | None:
         if state.grad is None:
             return None
-        known = jnp.isfinite(state.value) & jnp.all(state.age > 0)
-        return state.value, state.grad, known
+        is_valid = jnp.isfinite(state.value) & jnp.all(state.age > 0)
+        return state.value, state.grad, is_valid
 
     def num_evaluations(self, state: ScaleByBacktrackingLinesearchState) -> Int[Array, "*runs"]:
         return state.num_linesearch_steps

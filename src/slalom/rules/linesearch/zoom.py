@@ -223,14 +223,16 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
         too_far = (decrease > 0) | ((new.value >= search.last.value) & (search.tried > 0))
         back = ~too_far & (new.slope >= 0)
         outer = (_pick(back, new, search.last), _pick(back, search.last, new))
-        found = too_far | back | done
+        encloses = too_far | back | done
         # Algorithm 3.6: the new point replaces one of the two ends.
         worse = (decrease > 0) | (new.value >= low.value)
         turned = ~worse & (new.slope * (high.rate - low.rate) >= 0)
         inner = (_pick(worse, low, new), _pick(worse, new, _pick(turned, low, high)))
         third = _pick(worse | turned, high, low)
         narrow = jnp.abs(high.rate - low.rate) <= now.stepsize_precision
-        exhausted = jnp.where(search.enclosed, narrow & (enough | search.enough), at_limit & ~found)
+        exhausted = jnp.where(
+            search.enclosed, narrow & (enough | search.enough), at_limit & ~encloses
+        )
 
         best = search.best
         lower = (decrease < jnp.inf) & (new.value < best.value)
@@ -244,7 +246,7 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
             low=low,
             high=high,
             third=_pick(search.enclosed, third, low),
-            enclosed=search.enclosed | found,
+            enclosed=search.enclosed | encloses,
             enough=search.enough | enough,
             on=~(done | exhausted | (tried >= self.max_linesearch_steps)),
             best=_pick(better, _Best(new.rate, new.value, decrease, curvature, grad), best),
@@ -269,8 +271,8 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
         return error(decrease), error(curvature)
 
     def recall(self, state: ScaleByZoomLinesearchState) -> tuple[Scalar, Updates, Bool[Array, ""]]:
-        known = jnp.isfinite(state.value) & jnp.all(state.age > 0)
-        return state.value, state.grad, known
+        is_valid = jnp.isfinite(state.value) & jnp.all(state.age > 0)
+        return state.value, state.grad, is_valid
 
     def num_evaluations(self, state: ScaleByZoomLinesearchState) -> Int[Array, "*runs"]:
         return state.num_linesearch_steps

@@ -139,8 +139,8 @@ class ScaleByStddev(AbstractRule[ScaleByStddevState]):
 
     def direction(self, g, leaf):
         # A zero variance says nothing about the size of the gradient.
-        known = jnp.where((leaf.nu == 0) & (self.eps == 0), jnp.inf, leaf.nu)
-        return _divide(g, known, self.eps, self.eps_in_sqrt)
+        variance = jnp.where((leaf.nu == 0) & (self.eps == 0), jnp.inf, leaf.nu)
+        return _divide(g, variance, self.eps, self.eps_in_sqrt)
 
     def _set_weights(self, age: Int[Array, "*leaves"] | None) -> None:
         """Sets the weight w, the factors of the new variance, and 1 / (1 − w).

@@ -80,8 +80,8 @@ def zeros_of_sides(shape: Sequence[int], max_size: int, dtype: np.dtype) -> tupl
 
 def by_side(shape: Sequence[int], max_size: int, factors: Sequence[Array]) -> list[Array | None]:
     """The factors of the rows and of the columns; `None` for a side without one."""
-    given = iter(factors)
-    return [next(given) if has else None for has in has_factor(shape, max_size)]
+    remaining = iter(factors)
+    return [next(remaining) if has else None for has in has_factor(shape, max_size)]
 
 
 def of_sides(*factors: Array | None) -> tuple[Array, ...]:

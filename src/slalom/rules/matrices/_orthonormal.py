@@ -84,14 +84,14 @@ def orthonormal(x: Inexact[Array, "n n"]) -> Inexact[Array, "n n"]:
         x, shift, _, rounds = carry
         products, factor = products_and_factor(x, shift)
         far = jnp.max(jnp.abs(products - jnp.eye(len(x), dtype=x.dtype)))
-        found = jnp.all(jnp.isfinite(factor))
+        is_finite = jnp.all(jnp.isfinite(factor))
         new = _of_length_one(
             jax.lax.linalg.triangular_solve(
                 factor, x, left_side=False, lower=True, transpose_a=True, conjugate_a=True
             )
         )
-        x, shift = jnp.where(found, new, x), jnp.where(found, shift, 16 * shift)
-        return x, shift, jnp.where(found, far, jnp.inf), rounds + 1
+        x, shift = jnp.where(is_finite, new, x), jnp.where(is_finite, shift, 16 * shift)
+        return x, shift, jnp.where(is_finite, far, jnp.inf), rounds + 1
 
     def goes_on(carry: tuple[Any, ...]) -> Array:
         _, _, far, rounds = carry

@@ -43,7 +43,9 @@ class Distribution(NamedTuple):
     """The share of the devices' time that is spent on different matrices of the stack."""
 
 
-def placement(leaves: Sequence[Any], known: Sequence[NamedSharding | None]) -> Placement | None:
+def placement_of(
+    leaves: Sequence[Any], automatic: Sequence[NamedSharding | None]
+) -> Placement | None:
     """The placement of the leaves; `None` without a mesh of several devices, all explicit or
     automatic.
 
@@ -53,7 +55,7 @@ def placement(leaves: Sequence[Any], known: Sequence[NamedSharding | None]) -> P
     **Arguments:**
 
     - `leaves`: the updates.
-    - `known`: where they are on automatic axes, if it is known.
+    - `automatic`: their shardings along automatic axes, if known.
     """
     if not leaves or jax.sharding.get_abstract_mesh().manual_axes:
         return None
@@ -63,9 +65,9 @@ def placement(leaves: Sequence[Any], known: Sequence[NamedSharding | None]) -> P
         return Placement(
             explicit, tuple(_spec(s, x) for s, x in zip(shardings, leaves, strict=True))
         )
-    meshes = [s.mesh for s in known if s is not None]
-    if len(known) == len(leaves) and meshes and _is_shared(meshes[0], AxisType.Auto):
-        specs = tuple(_spec(s, x) for s, x in zip(known, leaves, strict=True))
+    meshes = [s.mesh for s in automatic if s is not None]
+    if len(automatic) == len(leaves) and meshes and _is_shared(meshes[0], AxisType.Auto):
+        specs = tuple(_spec(s, x) for s, x in zip(automatic, leaves, strict=True))
         return Placement(meshes[0], specs)
     named = jax.sharding.get_abstract_mesh()
     if _is_shared(named, AxisType.Auto):
@@ -101,21 +103,23 @@ def sides(
     if m.split != m.shape:
         return (None,) * len(m.shape), (None, None)
     kept: list[AxisNames] = [None] * len(m.shape)
-    found: list[AxisNames] = [None, None]
+    spec_of_sides: list[AxisNames] = [None, None]
     for i, axes in enumerate(m.groups[1:]):
-        kept[axes[0]] = found[i] = spec[axes[0]]
-    return tuple(kept), (found[0], found[1])
+        kept[axes[0]] = spec_of_sides[i] = spec[axes[0]]
+    return tuple(kept), (spec_of_sides[0], spec_of_sides[1])
 
 
-def distribution(place: Placement, spec: tuple[AxisNames, AxisNames], count: int) -> Distribution:
+def distribution(
+    placement: Placement, spec: tuple[AxisNames, AxisNames], count: int
+) -> Distribution:
     """Distributes a stack over the fewest devices that finish as early as all of them."""
     taken = [name for entry in spec for name in axis_names(entry)]
-    shape = place.mesh.shape
+    shape = placement.mesh.shape
     parts, least = math.prod(shape[name] for name in taken), count
     if parts > 1:
         # XLA for CPUs refuses its own program where each device exchanges a single matrix.
         least = max(count, 2 * parts)
-    free = sorted((n for n in place.mesh.axis_names if n not in taken), key=lambda n: -shape[n])
+    free = sorted((n for n in placement.mesh.axis_names if n not in taken), key=lambda n: -shape[n])
     over: list[str] = []
     for name in free:
         if -(-least // (parts * shape[name])) < -(-least // parts):
@@ -123,13 +127,13 @@ def distribution(place: Placement, spec: tuple[AxisNames, AxisNames], count: int
             parts *= shape[name]
     size = -(-least // parts) * parts
     # In the order of the mesh, so that no device has to exchange its part with another.
-    over = [name for name in place.mesh.axis_names if name in over]
-    return Distribution(tuple(over), size, count / (size // parts * place.devices))
+    over = [name for name in placement.mesh.axis_names if name in over]
+    return Distribution(tuple(over), size, count / (size // parts * placement.devices))
 
 
 def apply_on_devices(
     function: Callable[..., Array],
-    place: Placement,
+    placement: Placement,
     spec: tuple[AxisNames, AxisNames],
     stack: Array,
     numbers: tuple[Array, ...],
@@ -139,19 +143,19 @@ def apply_on_devices(
     **Arguments:**
 
     - `function`: from matrices, and the numbers, to matrices of the same shape.
-    - `place`: the mesh.
+    - `placement`: the mesh.
     - `spec`: how the two sides of the matrices are sharded.
     - `stack`: the matrices.
     - `numbers`: scalars that the function needs, which it must not close over.
     """
     count = stack.shape[0]
-    over, size, _ = distribution(place, spec, count)
+    over, size, _ = distribution(placement, spec, count)
     # Otherwise the partitioner would exchange the parts of each leaf, before they are stacked.
-    stack = constrained(stack, place, (None, *spec))
+    stack = constrained(stack, placement, (None, *spec))
     if size > count:
         zeros = jnp.zeros((size - count, *stack.shape[1:]), stack.dtype)
-        zeros = constrained(zeros, place, (None, *spec))
-        stack = constrained(jnp.concatenate([stack, zeros]), place, (None, *spec))
+        zeros = constrained(zeros, placement, (None, *spec))
+        stack = constrained(jnp.concatenate([stack, zeros]), placement, (None, *spec))
     whole = PartitionSpec(over or None, *spec)
 
     def on_device(part: Array, *numbers: Array) -> Array:
@@ -164,16 +168,16 @@ def apply_on_devices(
                 part = jax.lax.all_to_all(part, name, axis, 0, tiled=True)
         return part
 
-    stack = constrained(stack, place, whole)
+    stack = constrained(stack, placement, whole)
     specs = (whole, *(PartitionSpec() for _ in numbers))
-    run = jax.shard_map(on_device, mesh=place.mesh, in_specs=specs, out_specs=whole)
+    run = jax.shard_map(on_device, mesh=placement.mesh, in_specs=specs, out_specs=whole)
     done = run(stack, *numbers)
-    return constrained(done, place, (None, *spec))[:count]
+    return constrained(done, placement, (None, *spec))[:count]
 
 
-def constrained(x: Array, place: Placement, spec: Any) -> Array:
+def constrained(x: Array, placement: Placement, spec: Any) -> Array:
     """A traced array with this sharding."""
-    sharding = NamedSharding(place.mesh, PartitionSpec(*spec))
-    if AxisType.Explicit in place.mesh.axis_types:
+    sharding = NamedSharding(placement.mesh, PartitionSpec(*spec))
+    if AxisType.Explicit in placement.mesh.axis_types:
         return jax.sharding.reshard(x, sharding)
     return jax.lax.with_sharding_constraint(x, sharding)

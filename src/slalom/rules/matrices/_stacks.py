@@ -25,7 +25,7 @@ from ._placement import (
     apply_on_devices,
     constrained,
     distribution,
-    placement,
+    placement_of,
     sides,
 )
 
@@ -67,71 +67,78 @@ def map_matrices(
     **Returns:** the new updates.
     """
     leaves, structure = jax.tree.flatten(tree.widened(updates))
-    place = None
+    placement = None
     if any(map(under_jit, leaves)):
         function = jax.jit(function)  # matrices of equal shape share a trace
-        place = placement(leaves, () if context is None else context.shardings)
+        placement = placement_of(leaves, () if context is None else context.shardings)
 
     def run(leaves: list[Array], numbers: tuple[Array, ...]) -> list[Array]:
         results = list(leaves)
         done: Array | None = None
-        for kind, chunk in _chunks(matrices, leaves, place):
-            stacks = [_read(matrices[i], leaves[i], i, place) for i in chunk]
-            if place is None and done is not None:
-                # XLA:CPU would begin with all of them, and keep the products of all in memory.
+        for kind, chunk in _chunks(matrices, leaves, placement):
+            stacks = [_read(matrices[i], leaves[i], i, placement) for i in chunk]
+            if placement is None and done is not None:
+                # XLA:CPU would start all at once, and keep all of their products in memory.
                 stacks = tree.after(stacks, done)
             stack = jnp.concatenate(stacks) if stacks[1:] else stacks[0]
-            done = _applied(function, kind, stack, place, numbers)
+            done = _applied(function, kind, stack, placement, numbers)
             begin = 0
             for i in chunk:
                 m, end = matrices[i], begin + matrices[i].batch
-                results[i] = _write(m, _lying(m, done[begin:end]), i, place)
+                results[i] = _write(m, _lying(m, done[begin:end]), i, placement)
                 begin = end
         return results
 
     # A mesh may have explicit axes beside automatic ones.
-    found = (
-        on_automatic_axes(run, leaves, leaves, numbers) if place is None else run(leaves, numbers)
+    results = (
+        on_automatic_axes(run, leaves, leaves, numbers)
+        if placement is None
+        else run(leaves, numbers)
     )
-    return structure.unflatten(found)
+    return structure.unflatten(results)
 
 
 def devices_as_text(matrices: tuple[Matrix, ...], params: Params) -> str:
-    """On how many devices the matrices of all leaves are, and the share of idle time there.
+    """The number of devices that share the matrices of all leaves, and the share of idle time
+    there.
 
     That is the share in which devices have no matrix of their own, by cost: long · short².
     """
     leaves = jax.tree.leaves(params)
-    homes = [getattr(x, "sharding", None) for x in leaves]
-    place = placement(leaves, [h if isinstance(h, NamedSharding) else None for h in homes])
-    if place is None:
+    shardings = [getattr(x, "sharding", None) for x in leaves]
+    placement = placement_of(
+        leaves, [h if isinstance(h, NamedSharding) else None for h in shardings]
+    )
+    if placement is None:
         return ""
     total = useful = 0.0
-    for kind, chunk in _chunks(matrices, leaves, place):
+    for kind, chunk in _chunks(matrices, leaves, placement):
         count = sum(matrices[i].batch for i in chunk)
         cost = float(count * kind.long * kind.short**2)
         useful += cost
-        total += cost / distribution(place, kind.spec, count).busy if count else 0.0
+        total += cost / distribution(placement, kind.spec, count).busy if count else 0.0
     idle = 1 - useful / total if total else 0.0
-    return f" on {place.devices} devices ({idle:.0%} idle)"
+    return f" on {placement.devices} devices ({idle:.0%} idle)"
 
 
 def _chunks(
-    matrices: tuple[Matrix, ...], leaves: list[Array], place: Placement | None
+    matrices: tuple[Matrix, ...], leaves: list[Array], placement: Placement | None
 ) -> Iterator[tuple[_StackKey, list[int]]]:
     """The positions of the leaves that are stacked with each other."""
     kinds: dict[_StackKey, list[int]] = {}
     for i, (m, x) in enumerate(zip(matrices, leaves, strict=True)):
-        spec = (None, None) if place is None else sides(m, place.specs[i])[1]
+        spec = (None, None) if placement is None else sides(m, placement.specs[i])[1]
         if m.rows > m.columns:
             spec = (spec[1], spec[0])
         short, long = sorted((m.rows, m.columns))
         kinds.setdefault(_StackKey(short, long, str(x.dtype), spec), []).append(i)
     for kind, members in kinds.items():
-        if place is None and not is_small(kind.short * kind.long):
+        if placement is None and not is_small(kind.short * kind.long):
             yield from ((kind, [i]) for i in members)
             continue
-        most = max(1 if place is None else place.devices, _STACK // max(1, kind.short * kind.long))
+        most = max(
+            1 if placement is None else placement.devices, _STACK // max(1, kind.short * kind.long)
+        )
         chunk: list[int] = []
         for i in members:
             if chunk and sum(matrices[j].batch for j in (*chunk, i)) > most:
@@ -141,15 +148,15 @@ def _chunks(
         yield kind, chunk
 
 
-def _read(m: Matrix, x: Array, i: int, place: Placement | None) -> Array:
-    if place is not None:
-        x = constrained(x, place, sides(m, place.specs[i])[0])
+def _read(m: Matrix, x: Array, i: int, placement: Placement | None) -> Array:
+    if placement is not None:
+        x = constrained(x, placement, sides(m, placement.specs[i])[0])
     return _lying(m, m.read(x))
 
 
-def _write(m: Matrix, x: Array, i: int, place: Placement | None) -> Array:
+def _write(m: Matrix, x: Array, i: int, placement: Placement | None) -> Array:
     x = m.write(x)
-    return x if place is None else constrained(x, place, place.specs[i])
+    return x if placement is None else constrained(x, placement, placement.specs[i])
 
 
 def _lying(m: Matrix, x: Array) -> Array:
@@ -161,15 +168,15 @@ def _applied(
     function: Callable[..., Array],
     kind: _StackKey,
     stack: Array,
-    place: Placement | None,
+    placement: Placement | None,
     numbers: tuple[Array, ...],
 ) -> Array:
     # Under strict promotion, which users may choose, real times complex would be refused.
     standard = jax.numpy_dtype_promotion("standard")
     with standard if jnp.iscomplexobj(stack) else contextlib.nullcontext():
-        if place is not None and stack.size:
+        if placement is not None and stack.size:
             batched = functools.partial(_batched, function, kind)
-            return apply_on_devices(batched, place, kind.spec, stack, numbers)
+            return apply_on_devices(batched, placement, kind.spec, stack, numbers)
         return _batched(function, kind, stack, *numbers)
 
 

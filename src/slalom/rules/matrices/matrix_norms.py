@@ -67,12 +67,12 @@ class ScaleByRowRms(AbstractRule[ScaleByRowRmsState]):
 
     def init(self, params: Params) -> ScaleByRowRmsState:
         tree.check_inexact(params)
-        found = matrices(self, params)
+        views = matrices(self, params)
         warn_guessed(self, params)
         leaves, structure = jax.tree.flatten(params)
         nu = [
             (jnp.zeros((m.batch, m.rows, 1), sum_dtype(x)),)
-            for m, x in zip(found, leaves, strict=True)
+            for m, x in zip(views, leaves, strict=True)
         ]
         return ScaleByRowRmsState(structure.unflatten(nu))
 

@@ -36,27 +36,27 @@ from ._routing import chosen, decay_if_any, with_adam_elsewhere
 from ._stacks import devices_as_text, map_matrices
 
 
-def _as_triples(given: object) -> object:
-    if isinstance(given, str) or not isinstance(given, Sequence | np.ndarray):
-        return given
-    is_triple = len(given) == 3 and all(isinstance(x, int | float | np.number) for x in given)
-    triples = (given,) if is_triple else given
+def _as_triples(coeffs: object) -> object:
+    if isinstance(coeffs, str) or not isinstance(coeffs, Sequence | np.ndarray):
+        return coeffs
+    is_triple = len(coeffs) == 3 and all(isinstance(x, int | float | np.number) for x in coeffs)
+    triples = (coeffs,) if is_triple else coeffs
     try:
         return tuple(tuple(float(x) for x in triple) for triple in triples)
     except (TypeError, ValueError):
-        return repr(given)  # refused by the check
+        return repr(coeffs)  # refused by the check
 
 
-def _check_coefficients(name: str, given: object) -> None:
-    if isinstance(given, str):
-        good = given == "standard" or given in SETS
+def _check_coefficients(name: str, coeffs: object) -> None:
+    if isinstance(coeffs, str):
+        good = coeffs == "standard" or coeffs in SETS
     else:
-        good = isinstance(given, tuple) and {len(t) for t in given} == {3}
+        good = isinstance(coeffs, tuple) and {len(t) for t in coeffs} == {3}
     if not good:
         names = ", ".join(map(repr, ("standard", *SETS)))
         raise ValueError(
             f"{name} must be one of {names}, or three numbers (a, b, c) for all steps, or three "
-            f"for each step, got {given!r}."
+            f"for each step, got {coeffs!r}."
         )
 
 
@@ -146,13 +146,13 @@ class Orthogonalize(AbstractStatelessTransform):
     keeps_zeros: ClassVar[bool] = True
 
     def __check_init__(self):
-        known = self.ns_coeffs
+        coeffs = self.ns_coeffs
         # Checked here: the checks of fields run after this method.
-        _check_coefficients("Orthogonalize.ns_coeffs", known)
-        most = len(SETS.get(known, ()) if isinstance(known, str) else known)
+        _check_coefficients("Orthogonalize.ns_coeffs", coeffs)
+        most = len(SETS.get(coeffs, ()) if isinstance(coeffs, str) else coeffs)
         if most > 1 and self.ns_steps > most:
             raise ValueError(
-                f"Orthogonalize has ns_steps={self.ns_steps}, but ns_coeffs={known!r} has {most} "
+                f"Orthogonalize has ns_steps={self.ns_steps}, but ns_coeffs={coeffs!r} has {most} "
                 f"steps. Write `ns_steps={most}`, or pass more coefficients."
             )
 
@@ -167,36 +167,36 @@ class Orthogonalize(AbstractStatelessTransform):
         return scale_of(self.scale, matrix.rows, matrix.columns)
 
     def notes(self, params: Params) -> tuple[str | None, ...]:
-        found, where = tuple(map(_matrices, layouts_in_blocks(self, params))), ""
-        if all(len(own) == 1 for own in found):
-            where = devices_as_text(tuple(m for (m,) in found), params)
-        return tuple(f"{' and '.join(map(str, own))}{where}" for own in found)
+        matrices, on_devices = tuple(map(_matrices, layouts_in_blocks(self, params))), ""
+        if all(len(blocks) == 1 for blocks in matrices):
+            on_devices = devices_as_text(tuple(m for (m,) in matrices), params)
+        return tuple(f"{' and '.join(map(str, blocks))}{on_devices}" for blocks in matrices)
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         del params
         now = self.at(context)
-        known = self.ns_coeffs
+        coeffs = self.ns_coeffs
         function = functools.partial(
             newton_schulz,
-            triples=iteration(known, self.ns_steps),
+            triples=iteration(coeffs, self.ns_steps),
             preconditioning=self.preconditioning,
-            margin=MARGINS.get(known, 1.0) if isinstance(known, str) else 1.0,
+            margin=MARGINS.get(coeffs, 1.0) if isinstance(coeffs, str) else 1.0,
             dtype=self.compute_dtype,
         )
         if self.balance:
             function = functools.partial(balanced, function, self.balance)
         leaves, structure = jax.tree.flatten(updates)
-        read = layouts_in_blocks(self, updates)
-        found = tuple(map(_matrices, read))
-        if context is not None and len(context.shardings) == len(found):
-            known = zip(context.shardings, found, strict=True)
-            context = context.replace(shardings=tuple(s for s, own in known for _ in own))
-        divided = [layout.divide(x) for layout, x in zip(read, leaves, strict=True)]
-        flat = tuple(itertools.chain(*found))
+        layouts = layouts_in_blocks(self, updates)
+        blocks = tuple(map(_matrices, layouts))
+        if context is not None and len(context.shardings) == len(blocks):
+            pairs = zip(context.shardings, blocks, strict=True)
+            context = context.replace(shardings=tuple(s for s, of_leaf in pairs for _ in of_leaf))
+        divided = [layout.divide(x) for layout, x in zip(layouts, leaves, strict=True)]
+        flat = tuple(itertools.chain(*blocks))
         done = map_matrices(lambda x, eps: function(x, eps=eps), flat, divided, context, (now.eps,))
         results = []
-        for layout, own, parts in zip(read, found, done, strict=True):
-            pairs = zip(parts, map(self.factor, own), strict=True)
+        for layout, of_leaf, parts in zip(layouts, blocks, done, strict=True):
+            pairs = zip(parts, map(self.factor, of_leaf), strict=True)
             results.append(layout.join([x if s == 1 else x * s for x, s in pairs]))
         return structure.unflatten(results)
 

@@ -117,9 +117,9 @@ def _raise_if_found(name: str, state: CheckFiniteState) -> None:
         return
     step = int(np.min(first[first >= 0]))
     bad_grads, bad_params = _bad(grads, state.paths), _bad(params, state.paths)
-    found = [f"the parameters were not finite at {bad_params}"] if bad_params else []
-    found += ["the loss was not finite"] if not np.all(loss) else []
-    found += [f"the gradient was not finite at {bad_grads}"] if bad_grads else []
+    faults = [f"the parameters were not finite at {bad_params}"] if bad_params else []
+    faults += ["the loss was not finite"] if not np.all(loss) else []
+    faults += [f"the gradient was not finite at {bad_grads}"] if bad_grads else []
     if bad_params:
         why = (
             "The update of the previous step caused this: look at the learning rate and the "
@@ -132,7 +132,7 @@ def _raise_if_found(name: str, state: CheckFiniteState) -> None:
             "Look for a derivative that is infinite, such as that of `jnp.sqrt` or "
             "`jnp.linalg.norm` at 0, or that overflows."
         )
-    raise FloatingPointError(f"In step {step} {', '.join(found)}. {why}")
+    raise FloatingPointError(f"In step {step} {', '.join(faults)}. {why}")
 
 
 def _bad(finite: np.ndarray, paths: tuple[str, ...]) -> str:

@@ -54,7 +54,7 @@ class Snapshot(_AbstractMonitor):
         _check_measure("Snapshot", self.measure)
 
     def init(self, params: Params) -> PyTree:
-        return _empty(self.measure, params, lambda own: own)
+        return _empty(self.measure, params, lambda leaf_dtype: leaf_dtype)
 
     def update(
         self,
@@ -106,10 +106,12 @@ class MeasureWithEma(_AbstractMonitor):
         _check_measure("MeasureWithEma", self.measure)
 
     def init(self, params: Params) -> MeasureWithEmaState:
-        def dtype(own: np.dtype) -> np.dtype:
+        def dtype(leaf_dtype: np.dtype) -> np.dtype:
             if self.accumulator_dtype is not None:
-                return tree.storage_dtype(own, self.accumulator_dtype)
-            return tree.accumulation_dtype(own if jnp.issubdtype(own, jnp.inexact) else jnp.float32)
+                return tree.storage_dtype(leaf_dtype, self.accumulator_dtype)
+            return tree.accumulation_dtype(
+                leaf_dtype if jnp.issubdtype(leaf_dtype, jnp.inexact) else jnp.float32
+            )
 
         return MeasureWithEmaState(tree.fresh_count(), _empty(self.measure, params, dtype))
 

@@ -85,8 +85,8 @@ def normal_like(like: PyTree, key: Array) -> PyTree:
     # On CPUs JAX draws random numbers in a loop over whole arrays, so the bits and the numbers
     # take twice the memory of the parameters.
     normal = [
-        jax.random.normal(own, x.shape, tree.accumulation_dtype(x.dtype))
-        for own, x in zip(jax.random.split(key, len(leaves)), leaves, strict=True)
+        jax.random.normal(k, x.shape, tree.accumulation_dtype(x.dtype))
+        for k, x in zip(jax.random.split(key, len(leaves)), leaves, strict=True)
     ]
     return structure.unflatten(normal)
 
@@ -298,8 +298,8 @@ class DifferentiallyPrivateAggregate(AbstractKeyed, AbstractPerExampleTransform)
         now = self.at(context)
         leaves, structure = jax.tree.flatten(total)
         key = self._typed_key(state.key)
-        key, *own = jax.random.split(key, len(leaves) + 1)
-        noise = [_normal(k, u) for k, u in zip(own, leaves, strict=True)]
+        key, *keys = jax.random.split(key, len(leaves) + 1)
+        noise = [_normal(k, u) for k, u in zip(keys, leaves, strict=True)]
 
         def rule(now, u, xi):
             return (u + now.deviation * xi) * now.share

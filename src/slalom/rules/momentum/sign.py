@@ -63,7 +63,7 @@ class ScaleByLion(AbstractRule[ScaleByLionState]):
     _reads_old: bool = eqx.field(init=False, static=True, repr=False)
 
     def __post_init__(self):
-        b1, b2 = map(_known, (self.b1, self.b2))
+        b1, b2 = map(_constant, (self.b1, self.b2))
         self._reads_old = b1 is not None and b2 is not None and b1 > 2 * b2
 
     def __check_init__(self):
@@ -98,8 +98,8 @@ class ScaleByLion(AbstractRule[ScaleByLionState]):
         return jnp.tanh(smooth_beta * c)
 
 
-def _known(x: Any) -> float | None:
-    """A number that is neither traced nor scheduled. What is no number is refused later."""
+def _constant(x: Any) -> float | None:
+    """A number that is neither traced nor scheduled. The checks of fields refuse anything else."""
     number = isinstance(x, float | int | np.ndarray | jax.Array) and not isinstance(x, Tracer)
     return float(x) if number and np.ndim(x) == 0 else None
 

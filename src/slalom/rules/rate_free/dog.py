@@ -205,8 +205,12 @@ class ScaleByDistanceOverGradients(AbstractRule[ScaleByDistanceOverGradientsStat
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (sign_of(self.global_scale),) * len(jax.tree.leaves(params))
 
-    def _start_dtype(self, own: np.dtype) -> np.dtype:
-        return own if self.param_dtype is None else tree.storage_dtype(own, self.param_dtype)
+    def _start_dtype(self, leaf_dtype: np.dtype) -> np.dtype:
+        return (
+            leaf_dtype
+            if self.param_dtype is None
+            else tree.storage_dtype(leaf_dtype, self.param_dtype)
+        )
 
 
 def _zero(x: PyTree) -> Array:

@@ -150,9 +150,9 @@ class ZeroNans(AbstractTransform[ZeroNansState]):
         context: Context | None = None,
     ) -> tuple[Updates, ZeroNansState]:
         del params, context
-        found = [jnp.any(jnp.isnan(u)) for u in jax.tree.leaves(updates)]
+        has_nan = [jnp.any(jnp.isnan(u)) for u in jax.tree.leaves(updates)]
         count = state.found_nan
-        if found:
-            count = jnp.where(jnp.stack(found), tree.increment(count), count)
+        if has_nan:
+            count = jnp.where(jnp.stack(has_nan), tree.increment(count), count)
         updates = tree.map_leaves(lambda _, u: jnp.where(jnp.isnan(u), 0, u), (updates,))
         return updates, ZeroNansState(count)

@@ -129,7 +129,7 @@ class ToOptaxState(eqx.Module):
 
     @property
     def hyperparams(self) -> Readings:
-        """As `sl.interop.hyperparams(state)`."""
+        """See `sl.interop.hyperparams(state)`."""
         return as_optimizer(self).hyperparams
 
 

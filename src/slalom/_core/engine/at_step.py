@@ -40,8 +40,8 @@ class Fields(SimpleNamespace):
         raise AttributeError(_no_field(name, vars(self)))
 
 
-def _no_field(name: str, known: Iterable[str]) -> str:
-    names = ", ".join(f"'{n}'" for n in known) or "none"
+def _no_field(name: str, fields: Iterable[str]) -> str:
+    names = ", ".join(f"'{n}'" for n in fields) or "none"
     return (
         f"The state has no field '{name}' in this phase; its fields are: {names}. A rule passes "
         f"other arrays to its later phases in attributes of its own: `self.{name} = ...`."

@@ -165,16 +165,16 @@ def scaled(tree: PyTree, factor: Scalar) -> PyTree:
 
 
 def for_sums(leaves: list[Any]) -> list[Any]:
-    """The same leaves, whose products share nothing with other uses of them or with each other."""
+    """The same leaves, with products that share no factor with each other or with other uses."""
 
     def is_product(x: object) -> bool:
         return is_encoded(x) and x.codec is _PRODUCT
 
     factors = [x.arrays["factor"] for x in leaves if is_product(x)]
     # One barrier for all. Equal ones would become one, and the leaves would share a number again.
-    own = iter(jax.lax.optimization_barrier(factors) if factors else [])
+    separate = iter(jax.lax.optimization_barrier(factors) if factors else [])
     return [
-        Encoded({"x": x.arrays["x"], "factor": next(own)}, *x.form) if is_product(x) else x
+        Encoded({"x": x.arrays["x"], "factor": next(separate)}, *x.form) if is_product(x) else x
         for x in leaves
     ]
 
@@ -279,8 +279,9 @@ def decoded_leaf(
 
     - `x`: the leaf, which may be encoded.
     - `like`: an array with the sharding of the result.
-    - `signal`: what a leaf in blocks waits for, from `signal_of`. XLA would decode all leaves
-        first, each into memory of its own. Where each waits for the one before, they share it.
+    - `signal`: the signal from `signal_of` that a leaf in blocks waits for. XLA would decode all
+        leaves first, each into memory of its own. Where each waits for the one before, they share
+        it.
     """
     if not is_encoded(x):
         return x
@@ -305,7 +306,7 @@ def stored_like(old: PyTree, value: PyTree, seed: Array | None = None) -> tuple[
         return value, value
     value = cast(value, old.dtype)
     new = old.encode(value, seed)
-    # What is read from the codes need not be computed again.
+    # Values that are read from the codes need not be computed again.
     return new, value if old.is_blockwise else new.decode()
 
 
@@ -386,8 +387,8 @@ def seeds_of(names: Sequence[str], clock: Any) -> dict[str, UInt32[Array, ""]]:
     if not names:
         return {}
     step = scramble(clock.astype(jnp.uint32))
-    own = as_arguments([np.uint32(zlib.crc32(name.encode())) for name in names], step)
-    return {name: seed ^ step for name, seed in zip(names, own, strict=True)}
+    hashes = as_arguments([np.uint32(zlib.crc32(name.encode())) for name in names], step)
+    return {name: seed ^ step for name, seed in zip(names, hashes, strict=True)}
 
 
 def random_bits(seed: UInt32[Array, ""], shape: tuple[int, ...]) -> Array:

@@ -47,13 +47,13 @@ class StackGroup(NamedTuple):
     """The number of entries of the largest matrix."""
 
     def divided(self, results: PyTree) -> Iterator[tuple[int, int, PyTree]]:
-        """For each stack which one it is, its number of matrices, and its part of the results."""
+        """For each stack its position, its number of matrices, and its part of the results."""
         begin = 0
         for i, number in zip(self.members, self.numbers, strict=True):
-            own = results
+            part = results
             if self.members[1:]:
-                own = jax.tree.map(lambda x, a=begin, b=begin + number: x[a:b], results)
-            yield i, number, own
+                part = jax.tree.map(lambda x, a=begin, b=begin + number: x[a:b], results)
+            yield i, number, part
             begin += number
 
 
@@ -103,10 +103,10 @@ def matrices(rule: object, params: Params) -> tuple[Matrix, ...]:
 
     **Raises:** `ValueError` for a leaf that is not a matrix of a layer, such as a vector.
     """
-    found = layouts(params, getattr(rule, "layout", None))
-    refuse_unequal(type(rule).__name__, params, found)
-    _check_matrices(rule, params, found)
-    return tuple(layout.matrix for layout in found if layout.matrix is not None)
+    of_leaves = layouts(params, getattr(rule, "layout", None))
+    refuse_unequal(type(rule).__name__, params, of_leaves)
+    _check_matrices(rule, params, of_leaves)
+    return tuple(layout.matrix for layout in of_leaves if layout.matrix is not None)
 
 
 def layouts_in_blocks(rule: object, params: Params) -> tuple[Layout, ...]:
@@ -114,20 +114,20 @@ def layouts_in_blocks(rule: object, params: Params) -> tuple[Layout, ...]:
 
     **Raises:** `ValueError` for a leaf that is not a matrix of a layer.
     """
-    found = layouts(params, getattr(rule, "layout", None))
-    _check_matrices(rule, params, found)
-    return found
+    of_leaves = layouts(params, getattr(rule, "layout", None))
+    _check_matrices(rule, params, of_leaves)
+    return of_leaves
 
 
-def _check_matrices(rule: object, params: Params, found: Sequence[Layout]) -> None:
-    for path, layout in zip(leaf_paths(params), found, strict=True):
+def _check_matrices(rule: object, params: Params, of_leaves: Sequence[Layout]) -> None:
+    for path, layout in zip(leaf_paths(params), of_leaves, strict=True):
         if layout.matrix is None:
             raise ValueError(_not_a_matrix(type(rule), path, layout))
 
 
-def refuse_unequal(who: str, params: Params, found: Sequence[Layout]) -> None:
-    """Raises `ValueError` for layouts in unequal blocks, which only few rules know."""
-    for path, layout in zip(leaf_paths(params), found, strict=True):
+def refuse_unequal(who: str, params: Params, of_leaves: Sequence[Layout]) -> None:
+    """Raises `ValueError` for layouts in unequal blocks, which few rules support."""
+    for path, layout in zip(leaf_paths(params), of_leaves, strict=True):
         if layout.unequal is not None:
             raise ValueError(
                 f"{who} cannot read '{path}' in blocks of unequal sizes, as `sl.Orthogonalize` "
@@ -145,16 +145,16 @@ def matrices_or_none(rule: object, params: Params) -> tuple[Matrix | None, ...]:
 def for_each_matrix(
     rule: object, params: Params, function: Callable[[int, int, np.dtype], tuple[Array, ...]]
 ) -> PyTree:
-    """As `AbstractRule.for_each_matrix`."""
+    """See `AbstractRule.for_each_matrix`."""
     leaves, structure = jax.tree.flatten(params)
 
     def at_leaf(matrix: Matrix, x: PyTree) -> tuple[Array, ...]:
         dtype = tree.accumulation_dtype(tree.canonical(x.dtype))
-        made = function(matrix.rows, matrix.columns, dtype)
-        return tuple(jnp.broadcast_to(a, (matrix.batch, *a.shape)) for a in made)
+        arrays = function(matrix.rows, matrix.columns, dtype)
+        return tuple(jnp.broadcast_to(a, (matrix.batch, *a.shape)) for a in arrays)
 
-    found = matrices(rule, params)
-    return structure.unflatten([at_leaf(m, x) for m, x in zip(found, leaves, strict=True)])
+    views = matrices(rule, params)
+    return structure.unflatten([at_leaf(m, x) for m, x in zip(views, leaves, strict=True)])
 
 
 def _not_a_matrix(rule: type, path: str, layout: Layout) -> str:
@@ -177,7 +177,7 @@ def _not_a_matrix(rule: type, path: str, layout: Layout) -> str:
     )
 
 
-def on_automatic_axes(function: Callable[..., Any], like: PyTree, *given: PyTree) -> PyTree:
+def on_automatic_axes(function: Callable[..., Any], like: PyTree, *args: PyTree) -> PyTree:
     """`function(*given)`, where explicit axes of a mesh are automatic.
 
     The products of a rule for matrices would be refused on explicit axes, because the shardings of
@@ -187,28 +187,30 @@ def on_automatic_axes(function: Callable[..., Any], like: PyTree, *given: PyTree
 
     - `function`: a function of trees.
     - `like`: a tree with the shardings of the results.
-    - `given`: its arguments.
+    - `args`: its arguments.
     """
-    known = [jax.typeof(x).sharding for x in jax.tree.leaves(like)]
-    meshes = [place.mesh for place in known if any(place.spec)]
+    types = [jax.typeof(x) for x in jax.tree.leaves(like)]
+    meshes = [t.sharding.mesh for t in types if any(t.sharding.spec)]
     if not meshes:
-        return function(*given)
-    # What is not on the mesh, such as a number of the state, is whole on it afterwards.
-    places = jax.tree.map(lambda x: jax.NamedSharding(meshes[0], jax.typeof(x).sharding.spec), like)
-    arrays, static = eqx.partition(given, eqx.is_array)
+        return function(*args)
+    # Arrays outside of the mesh, such as numbers of the state, are whole on it afterwards.
+    shardings = jax.tree.map(
+        lambda x: jax.NamedSharding(meshes[0], jax.typeof(x).sharding.spec), like
+    )
+    arrays, static = eqx.partition(args, eqx.is_array)
 
     def run(arrays: PyTree) -> PyTree:
         return function(*eqx.combine(arrays, static))
 
-    return jax.sharding.auto_axes(run, out_sharding=places)(arrays)
+    return jax.sharding.auto_axes(run, out_sharding=shardings)(arrays)
 
 
 # --- the phases of a rule, at an array of matrices --------------------------------------------
 
 
 class Seen(NamedTuple):
-    """The inputs of `refresh` at a leaf. For a rule over matrices, all have an axis of them in
-    front."""
+    """The inputs of `refresh` at a leaf. For a rule over matrices, all have a leading axis of
+    matrices."""
 
     g: Array
     fields: dict[str, Any]
@@ -217,14 +219,14 @@ class Seen(NamedTuple):
 
 
 class OneByOne:
-    """A rule for matrices as one for leaves: its phases run at each matrix of a leaf."""
+    """Runs the phases of a rule for matrices at each matrix of a leaf."""
 
     def __init__(self, rule: Any, state: PyTree):
         self.rule = rule
         self.matrix: Matrix = rule.plan
         self.like_params = params_like_fields(state)
         """The fields that are read as matrices. Others have a leading axis of matrices."""
-        self.own: dict[str, Any] = {}
+        self.attributes: dict[str, Any] = {}
         """The arrays that `advance` passes to `direction`, with an axis of matrices."""
 
     def read(self, fields: dict[str, Any]) -> dict[str, Any]:
@@ -245,7 +247,7 @@ class OneByOne:
         return Seen(self.matrix.read(g), self.read(fields), arrays | alike)
 
     def advance(self, g: Array, leaf: Fields) -> None:
-        """As `AbstractRule.advance`."""
+        """See `AbstractRule.advance`."""
         if g.size == 0:
             return
 
@@ -254,7 +256,7 @@ class OneByOne:
             rule.advance(g, leaf)
             return _changes(numbers, numbers_at(rule)), _changes(fields, vars(leaf))
 
-        self.own, new = self._each(one, g, leaf)
+        self.attributes, new = self._each(one, g, leaf)
         for name, x in self.written(new).items():
             setattr(leaf, name, x)
 
@@ -263,19 +265,19 @@ class OneByOne:
         return self._summed("measure", g, leaf)
 
     def reduce(self, g: Array, leaf: Fields) -> dict[str, Any]:
-        """As `AbstractRule.reduce`."""
+        """See `AbstractRule.reduce`."""
         return self._summed("reduce", g, leaf)
 
     def _summed(self, phase: str, g: Array, leaf: Fields) -> dict[str, Any]:
-        found = self._each(lambda rule, g, leaf: getattr(rule, phase)(g, leaf), g, leaf)
+        sums = self._each(lambda rule, g, leaf: getattr(rule, phase)(g, leaf), g, leaf)
         return {
             # The norm is that of all matrices of the leaf.
             name: x if isinstance(x, tree.NormOf) else jnp.sum(x, axis=0)
-            for name, x in found.items()
+            for name, x in sums.items()
         }
 
     def direction(self, g: Array, leaf: Fields) -> Array:
-        """As `AbstractRule.direction`."""
+        """See `AbstractRule.direction`."""
         if g.size == 0:
             return g
         return self.matrix.write(self._each(lambda rule, g, leaf: rule.direction(g, leaf), g, leaf))
@@ -288,11 +290,10 @@ class OneByOne:
             return phase(at_step(self.rule, numbers | arrays), g, Fields(**fields))
 
         # Also for one matrix: without its axis, XLA keeps copies of the gradients.
-        return jax.vmap(one)(arrays | self.own, self.matrix.read(g), self.read(vars(leaf)))
+        return jax.vmap(one)(arrays | self.attributes, self.matrix.read(g), self.read(vars(leaf)))
 
     def _numbers(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The attributes of the rule at this step that each matrix has its own entry of, and the
-        others."""
+        """The attributes of the rule at this step that differ between matrices, and the others."""
         numbers = {n: x for n, x in numbers_at(self.rule).items() if n != "plan"}
         arrays = {n: _keys(x, self.matrix.batch) for n, x in numbers.items() if is_key(x)}
         for name in ("p", "grad"):
@@ -306,7 +307,7 @@ def _changes(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_single(function: Callable[..., Any], *stacks: PyTree) -> PyTree:
-    """A function of one matrix, at a stack of one."""
+    """Applies a function of one matrix to a stack of one."""
     result = function(*jax.tree.map(lambda x: x[0], stacks))
     return jax.tree.map(lambda x: x[None], result)
 
@@ -327,7 +328,7 @@ def of_matrices(function: Callable[..., Any], stack: PyTree) -> PyTree:
 
 
 def is_number(x: Any) -> bool:
-    """Whether this is a number to compute with: no PRNG key, and no flag."""
+    """Whether this is a number, not a PRNG key or a flag."""
     return x is not None and x.dtype != bool and not is_key(x)
 
 

@@ -28,9 +28,9 @@ from .matrices import (
 
 Store: TypeAlias = Callable[[str, Any], Any]
 """Stores a new value of a field, and returns it as later phases see it."""
-Found: TypeAlias = dict[str, Any]
+LeafSums: TypeAlias = dict[str, Any]
 """The result of `measure` or `reduce` at a leaf: sums, and sums of squares, by name."""
-Again: TypeAlias = Callable[[Sequence[dict[str, Any]]], Sequence[Found]]
+Again: TypeAlias = Callable[[Sequence[dict[str, Any]]], Sequence[LeafSums]]
 """Measures a leaf again, given a factor for each name, with sums of squares of the scaled
 arrays."""
 
@@ -38,13 +38,13 @@ arrays."""
 class Sums:
     """The results of `measure` and `reduce`, summed over all leaves, by name."""
 
-    def __init__(self, found: Sequence[Found], again: Again, dtype: np.dtype):
-        self._found, self._again, self._dtype = found, again, dtype
+    def __init__(self, of_leaves: Sequence[LeafSums], again: Again, dtype: np.dtype):
+        self._of_leaves, self._again, self._dtype = of_leaves, again, dtype
         self._totals: dict[str, Scalar] = {}
 
     def __getitem__(self, name: str) -> Scalar:
-        if name not in self._totals:  # the next time, no second conditional
-            terms = [one[name] for one in self._found]
+        if name not in self._totals:  # a second read must not add a conditional
+            terms = [leaf[name] for leaf in self._of_leaves]
             if terms and isinstance(terms[0], tree.SumOfSquares):
                 total = tree.norm_of_all(terms, self._terms_again(name))
             else:
@@ -55,7 +55,7 @@ class Sums:
     def each(self, *names: str) -> Any:
         """The results of `measure` at each leaf: a vector with an entry per leaf, or one vector per
         name."""
-        terms = [one[name] for name in names for one in self._found]
+        terms = [leaf[name] for name in names for leaf in self._of_leaves]
         if not terms:
             values = jnp.zeros(0, self._dtype)
         elif isinstance(terms[0], tree.SumOfSquares):
@@ -67,11 +67,11 @@ class Sums:
 
     def _terms_again(self, *names: str) -> Callable[[list[Any]], list[tree.SumOfSquares]]:
         def again(factors: list[Any]) -> list[tree.SumOfSquares]:
-            number = len(self._found)
-            found = self._again(
+            number = len(self._of_leaves)
+            sums = self._again(
                 [dict(zip(names, factors[n::number], strict=True)) for n in range(number)]
             )
-            return [one[name] for name in names for one in found]
+            return [leaf[name] for name in names for leaf in sums]
 
         return again
 
@@ -120,7 +120,7 @@ def phases(
     - `part`: the rule, and what it sees.
     - `does`: the phases, `"advance"`, `"direction"` or both.
     - `plan`, `numbers`, `u`, `fields`: as the leaf has them.
-    - `others`: what else the rule needs at the leaf, by name.
+    - `others`: other inputs of the rule at the leaf, by name.
     - `store`: stores a field by its name.
     """
     last = part.module.written_last
@@ -162,39 +162,38 @@ def measured(
     others: dict[str, Array],
     fields: dict[str, Any],
     factors: dict[str, Any],
-) -> Found:
+) -> LeafSums:
     """The result of `measure` or `reduce` at a leaf, with sums of squares in place of norms."""
     with at_leaf(part, plan, numbers, u, others, fields) as (rule, g, leaf, _):
-        found = getattr(_over_matrices(part, rule), phase)(g, leaf)
+        sums = getattr(_over_matrices(part, rule), phase)(g, leaf)
         return {
             name: x.squared(factors.get(name)) if isinstance(x, tree.NormOf) else x
-            for name, x in found.items()
+            for name, x in sums.items()
         }
 
 
-def finish(rule: Any, part: Part, found: Sequence[Found], again: Again, state: Fields) -> None:
-    """Runs `finish`, in a precision in which all sums, the loss and numbers of the state can be
-    had.
+def finish(rule: Any, part: Part, sums: Sequence[LeafSums], again: Again, state: Fields) -> None:
+    """Runs `finish` in the common precision of all sums, the loss and the numbers of the state.
 
     **Arguments:**
 
     - `rule`: the rule at this step, which it assigns to.
     - `part`: the rule, and what it sees.
-    - `found`: at each leaf what it has measured.
+    - `sums`: the result of `measure` or `reduce` at each leaf.
     - `again`: measures the leaves again, with factors.
     - `state`: the scalars of the state.
     """
     old = {name: x for name, x in vars(state).items() if _is_float(x)}
-    known = [*old.values(), *jax.tree.leaves(found)]
+    arrays = [*old.values(), *jax.tree.leaves(sums)]
     if "value" in rule.needs:
-        known.append(rule.value)
-    dtype = accumulation_dtype(jnp.float32, *(x.dtype for x in known))
+        arrays.append(rule.value)
+    dtype = accumulation_dtype(jnp.float32, *(x.dtype for x in arrays))
     for name, x in numbers_at(rule).items():
         setattr(rule, name, cast(x, dtype) if _is_float(x) else x)
     for name, x in old.items():
         setattr(state, name, cast(x, dtype))
     with part.scope():
-        rule.finish(Sums(found, again, dtype), state)
+        rule.finish(Sums(sums, again, dtype), state)
     for name, x in old.items():
         setattr(state, name, cast(getattr(state, name), x.dtype))
 
@@ -215,10 +214,10 @@ def _written_after(others: list[Array], x: Array) -> Array:
     XLA writes it last and in place. Otherwise it would copy the array that `x` replaces, which the
     others still read.
     """
-    never = jnp.bool_(True)
+    condition = jnp.bool_(True)
     for other in others:
-        never = never & (other.real > jnp.inf)
-    return jnp.where(never, 0, x)
+        condition = condition & (other.real > jnp.inf)
+    return jnp.where(condition, 0, x)
 
 
 # --- the refresh ------------------------------------------------------------------------------
@@ -233,7 +232,7 @@ def refreshed(
     due: Bool[Array, "..."],
     common: dict[str, Any],
     see: See,
-    given: Sequence[tuple[Any, ...]],
+    rows: Sequence[tuple[Any, ...]],
     plans: Sequence[Any],
 ) -> list[dict[str, Any]]:
     """The fields that a rule refreshes, at each leaf, computed in one conditional for all leaves.
@@ -243,10 +242,10 @@ def refreshed(
     - `part`: the rule, and its state.
     - `due`: whether to refresh: a bool, or one for each leaf.
     - `common`: the numbers of this step that all leaves have in common.
-    - `see`: how `refresh` sees a leaf. It is called inside the conditional, so that steps
-        without a refresh do not pay for it.
-    - `given`: the arguments of `see` for each leaf.
-    - `plans`: what the `plan` of the rule says of each leaf.
+    - `see`: gathers the inputs of `refresh` at a leaf. It is called inside the conditional, so
+        that steps without a refresh do not pay for it.
+    - `rows`: the arguments of `see` for each leaf.
+    - `plans`: the plan of the rule for each leaf.
     """
     rule = part.module
 
@@ -262,8 +261,8 @@ def refreshed(
         return jax.tree.map(lambda x, y: jnp.where(seen.numbers["due"], x, y), new, kept)
 
     def fresh(kept: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        # The old values through the conditional: XLA writes the new ones in their place.
-        rows = [(*xs, fields | own) for (*xs, fields), own in zip(given, kept, strict=True)]
+        # The old values pass through the conditional, so XLA writes the new ones in their place.
+        current = [(*xs, fields | old) for (*xs, fields), old in zip(rows, kept, strict=True)]
 
         def store(i: int, new: dict[str, Any], in_turn: bool) -> dict[str, Any]:
             if rule.over == "matrix":
@@ -271,9 +270,9 @@ def refreshed(
             new = tree.cast_like(new, kept[i])
             return new if in_turn else _in_place_of(kept[i], new)
 
-        return _in_batches(at_leaf, common, see, store, rows, plans, rule)
+        return _in_batches(at_leaf, common, see, store, current, plans, rule)
 
-    old = [{name: fields[name] for name in rule.refreshes} for *_, fields in given]
+    old = [{name: fields[name] for name in rule.refreshes} for *_, fields in rows]
     return jax.lax.cond(jnp.any(due), fresh, lambda kept: kept, old)
 
 
@@ -283,8 +282,8 @@ def _in_place_of(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     XLA would otherwise write them to new memory, and let the idle branch copy the old ones there.
     """
     signals = [tree.false_after(x) for x in jax.tree.leaves(new) if x.size]
-    never = functools.reduce(jnp.logical_and, signals, True)
-    return jax.tree.map(lambda x, y: jnp.where(never, x, y), old, new)
+    condition = functools.reduce(jnp.logical_and, signals, True)
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), old, new)
 
 
 def not_refreshed(who: str, unknown: list[str]) -> str:
@@ -309,8 +308,8 @@ def _in_batches(
     plans: Sequence[Any],
     rule: Any,
 ) -> list[Any]:
-    """The function at each leaf: for matrices once for all small ones of equal shape, and for one
-    large matrix after the other. What it returns is stored before the next one is read."""
+    """Applies the function at each leaf: to all small matrices of equal shape at once, and to large
+    ones in turn. Its results are stored before the next leaf is read."""
     results: list[Any] = [None] * len(rows)
     done: Any = ()
     over_matrices = rule.over == "matrix"
@@ -319,14 +318,14 @@ def _in_batches(
     for group in stack_groups(seen) if over_matrices else alone:
         first = group.members[0]
         stack = joined([see(i, *rows[i]) for i in group.members])
-        # Not the fields, which would be copied.
-        now, g, own = tree.after((common, stack.g, stack.numbers), done)
-        stack = stack._replace(g=g, numbers=own)
+        # The fields are left out, since they would be copied.
+        now, g, numbers = tree.after((common, stack.g, stack.numbers), done)
+        stack = stack._replace(g=g, numbers=numbers)
         # Under strict promotion, real times complex would be refused.
         with jax.numpy_dtype_promotion("standard"):
             at_leaf = functools.partial(function, now, plans[first])
             new = of_matrices(at_leaf, stack) if over_matrices else at_leaf(stack)
-        for i, number, own in group.divided(new):
+        for i, number, part in group.divided(new):
             # A loop over matrices has memory of its own for the new ones.
-            results[i] = done = store(i, own, number > 1 and not is_small(group.size))
+            results[i] = done = store(i, part, number > 1 and not is_small(group.size))
     return results

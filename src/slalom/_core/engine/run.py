@@ -40,7 +40,7 @@ from .encoded import (
     stored_like,
 )
 from .matrices import Seen, matrices
-from .phases import Found, finish, measured, not_refreshed, phases, refreshed, seen_by_refresh
+from .phases import LeafSums, finish, measured, not_refreshed, phases, refreshed, seen_by_refresh
 
 
 class RuleAt(NamedTuple):
@@ -75,20 +75,20 @@ def run_rules(
 
     - `rules`: the rules, first to last.
     - `write`: as for `AbstractTransform.run`.
-    - `updates`: the gradients, which may rest in another form.
+    - `updates`: the gradients, which may be encoded.
     - `outer`: the parameters and the context that the rules see.
 
     **Returns:** the result of `write`, and the new states of the rules.
     """
     leaves, structure = jax.tree.flatten(updates, is_leaf=is_encoded)
     runs = [_RuleStep(rule, updates, outer) for rule in rules]
-    place = None
+    targets = None
     if outer.params is not None and (write is ADD or any(blockwise(run.columns) for run in runs)):
         # Elsewhere a policy has its own way to split a sum in place.
-        place = write.in_place(outer.params)
+        targets = write.in_place(outer.params)
     params: list[Any] = [None] * len(leaves)
-    if place is not None:
-        params = structure.flatten_up_to(place)
+    if targets is not None:
+        params = structure.flatten_up_to(targets)
     elif any("params" in run.rule.needs for run in runs):
         params = structure.flatten_up_to(write.at_rest(outer.params))
     clock = None if outer.context is None else outer.context.stored_clock
@@ -105,10 +105,10 @@ def run_rules(
         if run.refreshes_before == "direction":
             run.refresh(leaves, params)
         does = ("direction",)
-    adds = place is not None
+    adds = targets is not None
     results = _over_leaves(runs, does, leaves, params, paths, clock, adds, done)
     result = structure.unflatten(results)
-    if place is None and not write.returns:
+    if targets is None and not write.returns:
         result = write(outer.params, result)
     return result, [run.new_state() for run in runs]
 
@@ -171,41 +171,41 @@ def _over_leaves(
     signal = jnp.bool_(False) if blockwise([run.columns for run in runs]) else None
     for i, u in enumerate(leaves):
         active = tuple(k for k, run in enumerate(runs) if i in run.positions)
-        own = [runs[k] for k in active]
-        plan = _LeafFacts(does, active, tuple(run.plan[run.positions[i]] for run in own), adds)
-        if any(run.rule.over == "matrix" for run in own):
+        acting = [runs[k] for k in active]
+        plan = _LeafFacts(does, active, tuple(run.plan[run.positions[i]] for run in acting), adds)
+        if any(run.rule.over == "matrix" for run in acting):
             u = tree.after(u, done)  # the products of all leaves share scratch memory
-        rules = [run.inputs(run.positions[i], paths[i], seed_of) for run in own]
+        rules = [run.inputs(run.positions[i], paths[i], seed_of) for run in acting]
         result, new = at_leaf(plan, _LeafInputs(u, params[i], rules), signal)
         results.append(result)
         done = (result, new)
         signal = signal_of(new, signal)
-        for run, fields in zip(own, new, strict="advance" in does):
+        for run, fields in zip(acting, new, strict="advance" in does):
             run.take(run.positions[i], fields)
     return results
 
 
 def _at_leaf(
-    runs: Sequence["_RuleStep"], plan: _LeafFacts, leaf: _LeafInputs, signal: Array | None
+    runs: Sequence["_RuleStep"], facts: _LeafFacts, leaf: _LeafInputs, signal: Array | None
 ) -> tuple[Any, list[dict[str, Any]]]:
     """The result of all rules at one leaf, and their new fields if they advance."""
-    u = home = decoded_leaf(leaf.u, signal=signal)
-    p = decoded_leaf(leaf.p, home)
+    u = like = decoded_leaf(leaf.u, signal=signal)
+    p = decoded_leaf(leaf.p, like)
     new: list[dict[str, Any]] = []
-    for k, own, at in zip(plan.active, plan.plans, leaf.rules, strict=True):
+    for k, plan, at in zip(facts.active, facts.plans, leaf.rules, strict=True):
         new.append(dict(at.fields))
 
         def store(name: str, value: PyTree, at: _RuleAtLeaf = at) -> PyTree:
             new[-1][name], seen = stored_like(at.fields[name], value, at.seeds.get(name))
             return seen
 
-        fields = {name: decoded_leaf(x, home, signal) for name, x in at.fields.items()}
+        fields = {name: decoded_leaf(x, like, signal) for name, x in at.fields.items()}
         others = runs[k].others_of(p, at.grad)
-        u = phases(runs[k].part, plan.does, own, at.numbers, u, others, fields, store)
-    if "direction" not in plan.does:
+        u = phases(runs[k].part, facts.does, plan, at.numbers, u, others, fields, store)
+    if "direction" not in facts.does:
         return None, new
-    result = stored_like(leaf.p, tree.add(p, u))[0] if plan.adds else u
-    return result, new if "advance" in plan.does else []
+    result = stored_like(leaf.p, tree.add(p, u))[0] if facts.adds else u
+    return result, new if "advance" in facts.does else []
 
 
 class _RuleStep:
@@ -225,18 +225,18 @@ class _RuleStep:
         needed = {name: x for name, x in trees.items() if name in self.rule.needs}
         for name, x in needed.items():
             self.rule.demand(name, x)
-        known = marks(part.state)
+        mark_of = marks(part.state)
         children = children_by_name(part.state)
         of_leaves = (PARAM_LIKE, PER_PARAM, SPREAD)
-        shaped = {n: x for n, x in children.items() if known.get(n) in of_leaves}
-        likes = [x for n, x in shaped.items() if known[n] == PARAM_LIKE and jax.tree.leaves(x)]
+        shaped = {n: x for n, x in children.items() if mark_of.get(n) in of_leaves}
+        likes = [x for n, x in shaped.items() if mark_of[n] == PARAM_LIKE and jax.tree.leaves(x)]
         if whole:
             same = (updates, *needed.values(), *likes)
             tree.check_same_structure(tuple(map(as_if_decoded, same)))
         self.columns = {
             name: inside.flatten_up_to(x)
             for name, x in shaped.items()
-            if jax.tree.leaves(x) or (x is not None and known[name] != PARAM_LIKE)
+            if jax.tree.leaves(x) or (x is not None and mark_of[name] != PARAM_LIKE)
         }
         self.structures = dict.fromkeys(self.columns, inside)
         self.scalars = Fields(**{n: x for n, x in children.items() if n not in shaped})
@@ -254,8 +254,8 @@ class _RuleStep:
             self.plan = matrices(self.rule, self.shapes)
         else:
             self.plan = self.rule.plans(self.shapes) or (None,) * len(at.leaves)
-        self.found: list[Found] = [{} for _ in at.leaves]
-        self.passes: list[Callable[..., list[Found]]] = []
+        self.sums: list[LeafSums] = [{} for _ in at.leaves]
+        self.passes: list[Callable[..., list[LeafSums]]] = []
         self.divide()
 
     @functools.cached_property
@@ -271,23 +271,24 @@ class _RuleStep:
     def numbers_of(self, n: int) -> dict[str, Any]:
         """The numbers of this step for the leaf at this position."""
         here = {
-            name: self.own[name][n] if name in self.own else x for name, x in self.numbers.items()
+            name: self.entries[name][n] if name in self.entries else x
+            for name, x in self.numbers.items()
         }
-        return {name: self._own_key(n, x) if is_key(x) else x for name, x in here.items()}
+        return {name: self._key_of(n, x) if is_key(x) else x for name, x in here.items()}
 
     def divide(self) -> None:
         """Gives each leaf its own entry of the numbers of this step that are vectors."""
         vectors = {name: x for name, x in self.numbers.items() if x is not None and x.ndim}
-        self.own = dict(zip(vectors, entries(list(vectors.values())), strict=True))
+        self.entries = dict(zip(vectors, entries(list(vectors.values())), strict=True))
 
-    def _own_key(self, n: int, key: Array) -> Array:
+    def _key_of(self, n: int, key: Array) -> Array:
         # From the path, so that a leaf keeps its key when others come or go.
         return jax.random.fold_in(key, zlib.crc32(self.paths[n].encode()))
 
     def others_of(self, p: PyTree, grad: PyTree) -> dict[str, Any]:
         """Other inputs of the rule at a leaf, by name."""
-        known = {"params": ("p", p), "grad": ("grad", grad)}
-        return dict(known[name] for name in self.rule.needs if name in known)
+        inputs = {"params": ("p", p), "grad": ("grad", grad)}
+        return dict(inputs[name] for name in self.rule.needs if name in inputs)
 
     def fields_of(self, n: int) -> dict[str, Any]:
         """The fields of the state of the leaf at this position."""
@@ -296,7 +297,7 @@ class _RuleStep:
     def inputs(self, n: int, path: str, seed_of: dict[str, Any]) -> _RuleAtLeaf:
         """The inputs of the rule at this position, where the updates have this path."""
         names = {name: f"{self.name}.{name}.{path}" for name in self.columns}
-        seeds = {name: seed_of[own] for name, own in names.items() if own in seed_of}
+        seeds = {name: seed_of[label] for name, label in names.items() if label in seed_of}
         return _RuleAtLeaf(self.numbers_of(n), self.grads[n], self.fields_of(n), seeds)
 
     def encoded(self, paths: Sequence[str]) -> list[str]:
@@ -322,11 +323,11 @@ class _RuleStep:
             self.finish()
         if self.columns:
             # Otherwise XLA would copy the old state, which the sums still read.
-            scalars = jax.tree.leaves(self.found)
-            never = functools.reduce(jnp.logical_or, map(tree.false_after, scalars))
+            scalars = jax.tree.leaves(self.sums)
+            false = functools.reduce(jnp.logical_or, map(tree.false_after, scalars))
             for name, x in self.numbers.items():
                 if x is not None and x.dtype != bool and not is_key(x):
-                    setattr(self.now, name, tree.once_known(x, never))
+                    setattr(self.now, name, tree.once_known(x, false))
         self.divide()
 
     @property
@@ -335,7 +336,7 @@ class _RuleStep:
         return self.rule.refresh_before if self.rule.refreshes else None
 
     def refresh(self, leaves: Sequence[Array], params: Sequence[Any]) -> list[dict[str, Any]]:
-        """Runs `refresh`, if it is due, at all leaves that have numbers, and returns the fields
+        """Runs `refresh`, if it is due, at all leaves that are not empty, and returns the fields
         that it assigns."""
         at = [(i, n) for i, n in self.positions.items() if leaves[i].size]
         if not at:
@@ -344,18 +345,20 @@ class _RuleStep:
         unknown = [name for name in rule.refreshes if name not in self.columns]
         if unknown or "due" not in self.numbers:
             raise TypeError(not_refreshed(type(rule).__name__, unknown))
-        own = {name for name, x in self.numbers.items() if is_key(x) or (x is not None and x.ndim)}
-        common = {name: x for name, x in self.numbers.items() if name not in own}
+        varying = {
+            name for name, x in self.numbers.items() if is_key(x) or (x is not None and x.ndim)
+        }
+        common = {name: x for name, x in self.numbers.items() if name not in varying}
 
         def see(k: int, u: PyTree, p: PyTree, grad: PyTree, fields: dict[str, Any]) -> Seen:
             _, n = at[k]
-            numbers = {name: x for name, x in self.numbers_of(n).items() if name in own}
+            numbers = {name: x for name, x in self.numbers_of(n).items() if name in varying}
             others = self.others_of(decoded(p), grad)
             return seen_by_refresh(self.part, self.plan[n], numbers, u, others, fields)
 
-        given = [(leaves[i], params[i], self.grads[n], self.fields_of(n)) for i, n in at]
+        rows = [(leaves[i], params[i], self.grads[n], self.fields_of(n)) for i, n in at]
         plans = [self.plan[n] for _, n in at]
-        new = refreshed(self.part, self.now.due, common, see, given, plans)
+        new = refreshed(self.part, self.now.due, common, see, rows, plans)
         for (_, n), fields in zip(at, new, strict=True):
             for name, x in fields.items():
                 self.columns[name][n] = x
@@ -370,17 +373,17 @@ class _RuleStep:
     def finish(self) -> None:
         """Runs `finish`."""
 
-        def again(factors: Sequence[dict[str, Any]]) -> list[Found]:
+        def again(factors: Sequence[dict[str, Any]]) -> list[LeafSums]:
             phases = [measure(factors) for measure in self.passes]
             return [functools.reduce(operator.or_, one) for one in zip(*phases, strict=True)]
 
-        finish(self.now, self.part, self.found, again, self.scalars)
+        finish(self.now, self.part, self.sums, again, self.scalars)
 
     def _sum(self, phase: str, updates: PyTree, params: Sequence[Any]) -> None:
         leaves = for_sums(jax.tree.leaves(updates, is_leaf=is_encoded))
         numbers = [self.numbers_of(n) for n in self.positions.values()]
-        given = [params[i] if params else None for i in self.positions]
-        others = [self.others_of(p, grad) for p, grad in zip(given, self.grads, strict=True)]
+        own_params = [params[i] if params else None for i in self.positions]
+        others = [self.others_of(p, grad) for p, grad in zip(own_params, self.grads, strict=True)]
         fields = [self.fields_of(n) for n in self.positions.values()]
         seen = list(zip([leaves[i] for i in self.positions], others, fields, strict=True))
 
@@ -398,12 +401,12 @@ class _RuleStep:
         if any(map(under_jit, jax.tree.leaves((leaves, self.columns)))):
             at_leaf = jax.jit(at_leaf, static_argnums=0)
 
-        def measure(factors: Sequence[dict[str, Any]] | None = None) -> list[Found]:
+        def measure(factors: Sequence[dict[str, Any]] | None = None) -> list[LeafSums]:
             rows = zip(self.plan, numbers, factors or [{}] * len(seen), seen, strict=True)
-            return [at_leaf(plan, now, own, *xs) for plan, now, own, xs in rows]
+            return [at_leaf(plan, now, scale, *xs) for plan, now, scale, xs in rows]
 
         self.passes.append(measure)
-        self.found = [a | b for a, b in zip(self.found, measure(), strict=True)]
+        self.sums = [a | b for a, b in zip(self.sums, measure(), strict=True)]
 
     def new_state(self) -> PyTree:
         """The new state."""

@@ -43,7 +43,7 @@ else:
         def __set__(self, instance: object, value: Hyperparameter) -> None: ...
 
     class OptionalNumber:
-        """As `Number`, or `None`."""
+        """A `Number`, or `None`."""
 
         def __get__(self, instance: object, owner: object) -> Any: ...
         def __set__(self, instance: object, value: Hyperparameter | None) -> None: ...
@@ -317,9 +317,9 @@ def _check_count_or_schedule(unit: str, name: str, value: object) -> None:
         raise ValueError(f"{name} must be at least 1 {unit}, got {value}.")
 
 
-def _check_choice(known: tuple[str | None, ...], name: str, value: object) -> None:
-    if value not in known:
-        *most, last = map(repr, known)
+def _check_choice(choices: tuple[str | None, ...], name: str, value: object) -> None:
+    if value not in choices:
+        *most, last = map(repr, choices)
         raise ValueError(f"{name} must be {', '.join(most)} or {last}, got {value!r}.")
 
 
@@ -343,8 +343,8 @@ def steps_in_order(name: str, values: Iterable[Any]) -> tuple[Any, ...]:
     """Increasing numbers of steps inside another field, converted and checked."""
     anywhere = "(-inf, inf)"
     values = tuple(check_step(f"{name}[{i}]", v, anywhere) for i, v in enumerate(values))
-    known = [int(value) for value in values if not isinstance(value, Tracer)]
-    if any(b <= a for a, b in itertools.pairwise((-1, *known))):
+    numbers = [int(value) for value in values if not isinstance(value, Tracer)]
+    if any(b <= a for a, b in itertools.pairwise((-1, *numbers))):
         listed = ", ".join(map(shortest, values))
         raise ValueError(f"{name} must be non-negative and strictly increasing, got [{listed}].")
     return values

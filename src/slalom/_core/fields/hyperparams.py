@@ -62,11 +62,11 @@ def _bind_array(value: Any, dtype: Any | None) -> Any:
         return value.item()
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         return jnp.copy(value)
-    own = value.dtype
-    if jnp.issubdtype(own, jnp.floating):
+    new_dtype = value.dtype
+    if jnp.issubdtype(new_dtype, jnp.floating):
         weak = getattr(value, "weak_type", False)
-        own = dtype if dtype is not None else (canonical_float() if weak else own)
-    return jnp.array(value, jax.dtypes.canonicalize_dtype(own))
+        new_dtype = dtype if dtype is not None else (canonical_float() if weak else new_dtype)
+    return jnp.array(value, jax.dtypes.canonicalize_dtype(new_dtype))
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -137,7 +137,7 @@ class Readings(dict[str, Any]):
 
     @staticmethod
     def refuse(*_: object, **__: object) -> NoReturn:
-        """Raises: nothing here can be written."""
+        """Raises an error: the mapping is read-only."""
         raise TypeError(
             "This mapping is read-only, since an optimizer is immutable. To change "
             "hyperparameters, write `opt = opt.with_hyperparams(learning_rate=1e-4)`, or with "
@@ -156,50 +156,50 @@ def _plain(value: Any) -> object:
     return value.tolist()
 
 
-def the_path(name: str, known: Sequence[str]) -> str:
+def the_path(name: str, paths: Sequence[str]) -> str:
     """The path of a name: the name itself, or the only path that it is a suffix of."""
-    found = matches(name, known)
-    if not found:
-        advice = renamed(name, [path.rpartition(".")[2] for path in known])
-        raise not_one(name, found, known, "is not known", advice)
-    return found[0]
+    meant = matches(name, paths)
+    if not meant:
+        advice = renamed(name, [path.rpartition(".")[2] for path in paths])
+        raise not_one(name, meant, paths, "is not known", advice)
+    return meant[0]
 
 
-def matches(name: str, known: Sequence[str]) -> list[str]:
+def matches(name: str, paths: Sequence[str]) -> list[str]:
     """The path of a name, if there is one. An ambiguous name raises an error."""
-    found = named(name, known)
-    if len(found) > 1:
+    meant = named(name, paths)
+    if len(meant) > 1:
         # `learning_rate` means that of the optimizer inside `.outer`, not the outer one.
-        found = [path for path in found if "outer.optimizer." not in path] or found
-    if len(found) > 1:
-        raise not_one(name, found, known)
-    return found
+        meant = [path for path in meant if "outer.optimizer." not in path] or meant
+    if len(meant) > 1:
+        raise not_one(name, meant, paths)
+    return meant
 
 
 def all_targets(
     transform: AbstractTransform[Any],
 ) -> dict[str, tuple[str, Part, dataclasses.Field[Any]]]:
     """Every hyperparameter, and every number of a schedule, by path."""
-    known: dict[str, tuple[str, Part, Any]] = {}
+    by_path: dict[str, tuple[str, Part, Any]] = {}
     for part in parts(transform):
         for field in hyperparameter_fields(part.module):
             path = ".".join((*part.path, field.name))
-            known[path] = (path, part, field)
-            known |= _inside_schedule(path, part, field)
-    return known
+            by_path[path] = (path, part, field)
+            by_path |= _inside_schedule(path, part, field)
+    return by_path
 
 
 def targets(
     transform: AbstractTransform[Any], name: str
 ) -> list[tuple[str, Part, dataclasses.Field[Any]]]:
     """The hyperparameters that a path, suffix or glob names."""
-    known = all_targets(transform)
+    by_path = all_targets(transform)
     if not isinstance(name, str) or "*" not in name:
-        return [known[the_path(name, list(known))]]
-    found = [path for path in known if glob_pattern(name).fullmatch(path)]
-    if not found:
-        raise KeyError(f"'{name}' matches no hyperparameter. Known: {candidates(name, known)}.")
-    return [known[path] for path in found]
+        return [by_path[the_path(name, list(by_path))]]
+    paths = [path for path in by_path if glob_pattern(name).fullmatch(path)]
+    if not paths:
+        raise KeyError(f"'{name}' matches no hyperparameter. Known: {candidates(name, by_path)}.")
+    return [by_path[path] for path in paths]
 
 
 def _inside_schedule(
@@ -211,7 +211,7 @@ def _inside_schedule(
     """
     held = getattr(part.module, field.name)
     many = isinstance(held, tuple)
-    known: dict[str, tuple[str, Any, Any]] = {}
+    by_path: dict[str, tuple[str, Any, Any]] = {}
     for i, schedule in enumerate(held if many else (held,)):
         if not isinstance(schedule, AbstractSchedule):
             continue
@@ -226,9 +226,9 @@ def _inside_schedule(
         for inside in dataclasses.fields(schedule):
             name = f"{prefix}.{inside.name}"
             if inside.name in numbers:
-                known[name] = (name, inner, inside)
-            known |= _inside_schedule(name, inner, inside)
-    return known
+                by_path[name] = (name, inner, inside)
+            by_path |= _inside_schedule(name, inner, inside)
+    return by_path
 
 
 def _replacement(
@@ -303,31 +303,31 @@ def bound(transform: AbstractTransform[Any], dtype: Any | None) -> AbstractTrans
     """
     if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(f"`hyperparam_dtype` must be a floating dtype, got {dtype!r}.")
-    for given in _declared(transform):
-        AbstractDeclared.__check_init__(given)
+    for old in _declared(transform):
+        AbstractDeclared.__check_init__(old)
     result = bind_numbers(transform, dtype)
-    for given, kept in zip(_declared(transform), _declared(result), strict=True):
-        for field in hyperparameter_fields(given):
-            path = f"{type(given).__name__}.{field.name}"
-            _check_rounding(path, field, getattr(given, field.name), getattr(kept, field.name))
+    for old, new in zip(_declared(transform), _declared(result), strict=True):
+        for field in hyperparameter_fields(old):
+            path = f"{type(old).__name__}.{field.name}"
+            _check_rounding(path, field, getattr(old, field.name), getattr(new, field.name))
     return result
 
 
-def _check_rounding(path: str, field: dataclasses.Field[Any], given: Any, kept: Any) -> None:
+def _check_rounding(path: str, field: dataclasses.Field[Any], old: Any, new: Any) -> None:
     """Raises an error for a number that leaves its interval, or becomes 0, when it is rounded."""
-    if not isinstance(kept, jax.Array) or isinstance(kept, Tracer):
+    if not isinstance(new, jax.Array) or isinstance(new, Tracer):
         return
     try:
-        field.metadata[CHECK](path, kept)
-        lost = bool(kept == 0) and bool(given != 0)
+        field.metadata[CHECK](path, new)
+        lost = bool(new == 0) and bool(old != 0)
     except ValueError:
         lost = True
     if lost:
         # Processors compute with subnormal numbers as with 0.
-        small = abs(np.asarray(kept, np.float64)) < float(jnp.finfo(kept.dtype).tiny)
+        small = abs(np.asarray(new, np.float64)) < float(jnp.finfo(new.dtype).tiny)
         raise ValueError(
-            f"{path} is {shortest(given)}, which {kept.dtype} can only keep as "
-            f"{'0.0' if small else shortest(kept)}. "
+            f"{path} is {shortest(old)}, which {new.dtype} can only keep as "
+            f"{'0.0' if small else shortest(new)}. "
             "Choose another number or a dtype with more precision."
         )
 

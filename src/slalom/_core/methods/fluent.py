@@ -32,8 +32,8 @@ class AbstractFluent(AbstractScopeMethods, AbstractGradientMethods, AbstractPara
     def _code(self) -> object:
         # The wrappers of the library print as calls of the methods that make them.
         cls = type(self)
-        own = cls.__module__.startswith(f"{PACKAGE}.wrappers.")
-        method = getattr(AbstractFluent, snake_case(cls.__name__), None) if own else None
+        is_ours = cls.__module__.startswith(f"{PACKAGE}.wrappers.")
+        method = getattr(AbstractFluent, snake_case(cls.__name__), None) if is_ours else None
         if method is None:
             return constructor_call(self)
         return method_call(self, cast(Any, self).inner, method)

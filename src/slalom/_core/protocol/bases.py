@@ -118,7 +118,7 @@ class AbstractParameterWriter(AbstractTransform[State]):
     def step(
         self, grads: Gradients, state: State, params: Params, context: Context | None = None
     ) -> tuple[Params, State]:
-        """As `AbstractTransform.step`."""
+        """See `AbstractTransform.step`."""
 
     @abc.abstractmethod
     def eval_params(self, here: Part) -> Params:
@@ -151,15 +151,15 @@ def params_to_evaluate(here: Part, *, full_precision: bool = False) -> Params:
         parameters.
     """
     leaves, structure = jax.tree.flatten(here.params, is_leaf=_is_hole)
-    found = [False] * len(leaves)
+    is_taken = [False] * len(leaves)
     for part in parts(here.module, here.state, here.context, here.params):
         if isinstance(part.module, AbstractParameterWriter) and jax.tree.leaves(part.params):
             method = part.module.full_params if full_precision else part.module.eval_params
-            own = method(part)
-            for i, x in enumerate(structure.flatten_up_to(own)):
-                if x is not None and not found[i]:
+            params = method(part)
+            for i, x in enumerate(structure.flatten_up_to(params)):
+                if x is not None and not is_taken[i]:
                     leaves[i] = x if full_precision else jnp.asarray(x, leaves[i].dtype)
-                    found[i] = True
+                    is_taken[i] = True
     return structure.unflatten(leaves)
 
 

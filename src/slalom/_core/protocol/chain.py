@@ -106,13 +106,13 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
         while len(states) < len(links):
             rest = links[len(states) :]
             group = _leafwise(rest, updates)
-            own = write if len(rest) == max(1, len(group)) else write.returning
+            inner_write = write if len(rest) == max(1, len(group)) else write.returning
             if not group:
-                updates, state = rest[0].run(own, updates)
+                updates, state = rest[0].run(inner_write, updates)
                 states.append(state)
                 continue
             rules = [rule for one in group for rule in one.rules]
-            updates, new = run_rules(rules, own, updates, here)
+            updates, new = run_rules(rules, inner_write, updates, here)
             for one in group:
                 states.append(one.join(new[: len(one.rules)]))
                 new = new[len(one.rules) :]
@@ -122,18 +122,18 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
         return loss.inside(here, in_sequence=True)
 
     def leafwise(self, here: Part, leaves: tuple[int, ...]) -> Leafwise | None:
-        found = [
+        links = [
             link.module.leafwise(link._replace(path=here.path + link.path), leaves)
             for link in here.children()
         ]
-        if any(own is None for own in found):
+        if any(link is None for link in links):
             return None
 
         def join(states: list[Any]) -> tuple[Any, ...]:
             rest = iter(states)
-            return tuple(own.join(list(itertools.islice(rest, len(own.rules)))) for own in found)
+            return tuple(link.join(list(itertools.islice(rest, len(link.rules)))) for link in links)
 
-        return Leafwise([rule for own in found for rule in own.rules], join)
+        return Leafwise([rule for link in links for rule in link.rules], join)
 
     def children(self, here: Part) -> tuple[Part, ...]:
         states = (None,) * len(self.links) if here.state is None else here.state
@@ -155,8 +155,8 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
             if name is not None:
                 paths.append((name,))
                 continue
-            (own,) = segments(link) or ("chain",)
-            numbered = itertools.chain([own], (f"{own}_{i}" for i in itertools.count(2)))
+            (kind,) = segments(link) or ("chain",)
+            numbered = itertools.chain([kind], (f"{kind}_{i}" for i in itertools.count(2)))
             path = next(name for name in numbered if name not in taken)
             taken.add(path)
             paths.append((path,))
@@ -168,12 +168,12 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
         wrote: Array | bool = True
         some: Array | bool = False
         for link, link_state in zip(self.links, state, strict=True):
-            own = link.has_updated(link_state)
+            did = link.has_updated(link_state)
             if link.descends_partly:
-                some = True if own is True else jnp.logical_or(some, own)
+                some = True if did is True else jnp.logical_or(some, did)
                 continue
-            quiet = keeps_zeros(link) or own is not True
-            wrote, some = (jnp.logical_and(wrote, own), some) if quiet else (own, False)
+            quiet = keeps_zeros(link) or did is not True
+            wrote, some = (jnp.logical_and(wrote, did), some) if quiet else (did, False)
         return wrote if some is False or some is True else jnp.logical_and(wrote, some)
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
@@ -202,12 +202,12 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
 def _leafwise(links: Sequence[Part], updates: PyTree) -> list[Leafwise]:
     """The first of these links, as far as they can run together leaf by leaf."""
     leaves = tuple(range(len(jax.tree.leaves(updates, is_leaf=is_encoded))))
-    first, found = [], links
+    first, rest = [], links
     if isinstance(links[0].module, AbstractRule) and links[0].module.leads_leafwise:
         links[0].refuse_parts(updates)
-        first, found = [Leafwise([RuleAt(links[0], leaves)], lambda states: states[0])], links[1:]
-    others = (link.module.leafwise(link, leaves) for link in found)
-    return [*first, *itertools.takewhile(lambda own: own is not None, others)]
+        first, rest = [Leafwise([RuleAt(links[0], leaves)], lambda states: states[0])], links[1:]
+    others = (link.module.leafwise(link, leaves) for link in rest)
+    return [*first, *itertools.takewhile(lambda group: group is not None, others)]
 
 
 def first_link(transform: AbstractTransform) -> AbstractTransform:
@@ -262,9 +262,9 @@ def named_chain(**links: AbstractTransform) -> AbstractTransform:
 
 
 def _check_unique(names: list[str | None]) -> None:
-    given = [name for name in names if name is not None]
-    for name in given:
-        if given.count(name) > 1:
+    stated = [name for name in names if name is not None]
+    for name in stated:
+        if stated.count(name) > 1:
             raise ValueError(f"Two links of this chain are named '{name}'; names must differ.")
 
 

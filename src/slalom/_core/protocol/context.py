@@ -72,11 +72,11 @@ class Context(eqx.Module):
     stored_clock: Any = None
 
     def has(self, name: str) -> bool:
-        """Whether this step knows `name`."""
+        """Whether this step has the input `name`."""
         fields = [field.name for field in dataclasses.fields(self) if field.name not in _OTHER]
         named = {**self.extra, **(self.per_param or {})}
-        known = getattr(self, name) if name in fields else named.get(name)
-        return known is not None or (name == "grad_fn" and self.value_fn is not None)
+        value = getattr(self, name) if name in fields else named.get(name)
+        return value is not None or (name == "grad_fn" and self.value_fn is not None)
 
     def gradient(self, params: Params) -> Updates:
         """The gradient of the loss at other parameters. A transform that uses it `needs`
@@ -162,7 +162,7 @@ class Context(eqx.Module):
         def with_rest(kept: PyTree) -> PyTree:
             return tree.merge(jax.tree.structure(params), keep, kept, rest)
 
-        places = zip(self.shardings, keep, strict=False)
-        shardings = tuple(place for place, kept in places if kept)
+        pairs = zip(self.shardings, keep, strict=False)
+        shardings = tuple(sharding for sharding, kept in pairs if kept)
         inside = self.in_form(lambda whole: tree.cut(whole, keep), with_rest)
         return dataclasses.replace(inside, shardings=shardings)

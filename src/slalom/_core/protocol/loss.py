@@ -76,7 +76,7 @@ class Loss(NamedTuple):
     last: bool = True
 
     def request(self, what: str, part: Part) -> "Loss":
-        """This loss, of which a part asks one thing more."""
+        """This loss with one more request of a part."""
         for other, by in self.requests:
             for pair, second in (((what, other), by), ((other, what), part)):
                 if pair in _PAIRS:

@@ -90,7 +90,7 @@ class Part(NamedTuple):
             return module.run(self, write, updates)
 
     def _run_decoded(self, write: Writer, updates: PyTree) -> tuple[Any, Any]:
-        """As `run`, for a transform that expects arrays in its state."""
+        """Runs a transform that expects arrays in its state."""
         # The parts of the transform decode their own states when they run.
         inside = [child.state for child in self.children() if child.state is not None]
 
@@ -383,15 +383,15 @@ def find(root: AbstractDeclared, which: object, state: PyTree = None) -> Part:
             "A part is named by its path or its class, in a chain also by its position, got "
             f"{which!r} of type {type(which).__name__}."
         )
-    known: dict[str, Part] = {}
+    by_name: dict[str, Part] = {}
     for part in parts(root, state):
         # A chain inside a wrapper has the wrapper's path: the outermost counts.
         if part.path:
-            known.setdefault(part.name, part)
+            by_name.setdefault(part.name, part)
     if isinstance(which, str):
-        found = named(which, known)
+        matches = named(which, by_name)
     else:
-        found = [name for name, part in known.items() if type(part.module) is which]
-    if len(found) != 1:
-        raise not_one(which, found, known, "is not in this transform")
-    return known[found[0]]
+        matches = [name for name, part in by_name.items() if type(part.module) is which]
+    if len(matches) != 1:
+        raise not_one(which, matches, by_name, "is not in this transform")
+    return by_name[matches[0]]

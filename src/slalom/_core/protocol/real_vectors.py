@@ -19,14 +19,14 @@ def to_vector(params: PyTree, dtype: np.dtype) -> Float[Array, " params"]:
 def from_vector(vector: Float[Array, " params"], like: PyTree) -> PyTree:
     """Undoes `to_vector`: a tree with the shapes and dtypes of `like`."""
     leaves, structure = jax.tree.flatten(like)
-    found, start = [], 0
+    arrays, start = [], 0
     for x in leaves:
         part = vector[start : start + real_size(x)]
         start += real_size(x)
         if jnp.iscomplexobj(x):
             part = jax.lax.complex(part[: x.size], part[x.size :])
-        found.append(tree.cast(part.reshape(x.shape), tree.canonical(x.dtype)))
-    return structure.unflatten(found)
+        arrays.append(tree.cast(part.reshape(x.shape), tree.canonical(x.dtype)))
+    return structure.unflatten(arrays)
 
 
 def as_real(outputs: Any) -> Float[Array, " outputs"]:

@@ -65,7 +65,7 @@ class Residuals(eqx.Module):
         - `chunk`: the number of examples that are differentiated at a time. Defaults to all, and
             the Jacobian is then kept.
         """
-        known = self.known
-        if known is not None and known.chunk == chunk and known.is_at(params):
-            return known
+        linear = self.known
+        if linear is not None and linear.chunk == chunk and linear.is_at(params):
+            return linear
         return Linearization(self.blocks, self.outward, params, chunk)

@@ -49,23 +49,23 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 def advise_inputs(function: Method) -> Method:
     """A decorator for `update` and `step` that refuses an optimizer, and Optax's arguments, with
     advice. The signature stays the same."""
-    own, name = function.__name__, inspect.signature(function).parameters
+    name, parameters = function.__name__, inspect.signature(function).parameters
 
     @functools.wraps(function)
     def call(*args: object, **keywords: object) -> Any:
-        given = dict(zip(name, args, strict=False)) | keywords
-        unknown = next((keyword for keyword in keywords if keyword not in name), None)
-        context = given.get("context")
+        passed = dict(zip(parameters, args, strict=False)) | keywords
+        unknown = next((keyword for keyword in keywords if keyword not in parameters), None)
+        context = passed.get("context")
         if unknown or not isinstance(context, Context | None):
             got = f"the keyword '{unknown}'" if unknown else f"{context!r} as the context"
             raise TypeError(
-                f"`tx.{own}` got {got}. Inputs other than these belong to a context: "
-                f"`tx.{own}(grads, state, params, sl.Context({unknown or 'step'}=...))`."
+                f"`tx.{name}` got {got}. Inputs other than these belong to a context: "
+                f"`tx.{name}(grads, state, params, sl.Context({unknown or 'step'}=...))`."
             )
-        if "state" not in given or (own == "step" and "params" not in given):
-            returned = "params" if own == "step" else "updates"
+        if "state" not in passed or (name == "step" and "params" not in passed):
+            returned = "params" if name == "step" else "updates"
             raise TypeError(
-                f"A transform does not hold its state: `{returned}, state = tx.{own}(grads, state, "
+                f"A transform does not hold its state: `{returned}, state = tx.{name}(grads, state, "
                 "params)`. To step with the model and its gradients, bind it, `opt = "
                 "sl.Optimizer(tx, model)`, and write `model, opt = opt.step(model, grads)`."
             )
@@ -309,8 +309,8 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
         if isinstance(cls.needs, str):
             raise TypeError(f"{cls.__name__}.needs must be a tuple of names: ({cls.needs!r},).")
         if isinstance(cls.over, str) and cls.over not in OVER:
-            known = ", ".join(map(repr, OVER))
-            raise ValueError(f"{cls.__name__}.over must be one of {known}, got {cls.over!r}.")
+            choices = ", ".join(map(repr, OVER))
+            raise ValueError(f"{cls.__name__}.over must be one of {choices}, got {cls.over!r}.")
 
 
 _METHODS = FLUENT | {
@@ -370,10 +370,8 @@ def pair(transform: AbstractTransform[Any], result: object) -> tuple[Any, Any]:
     return result
 
 
-def require_transform(what: str, given: object) -> None:
+def require_transform(what: str, x: object) -> None:
     """Raises an error for anything that is not a transform."""
-    if not isinstance(given, AbstractTransform):
-        kind = type(given).__name__
-        raise TypeError(
-            f"{what} is not a transform: got {given!r} of type {kind}.{uncalled(given)}"
-        )
+    if not isinstance(x, AbstractTransform):
+        kind = type(x).__name__
+        raise TypeError(f"{what} is not a transform: got {x!r} of type {kind}.{uncalled(x)}")

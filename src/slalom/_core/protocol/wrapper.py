@@ -25,11 +25,11 @@ class AbstractComposite(AbstractTransform[State]):
 
     @abc.abstractmethod
     def children(self, here: Part) -> tuple[Part, ...]:
-        """As `AbstractDeclared.children`."""
+        """See `AbstractDeclared.children`."""
 
     @abc.abstractmethod
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, State]:
-        """As `AbstractTransform.run`."""
+        """See `AbstractTransform.run`."""
 
     @advise_inputs
     def update(
@@ -120,9 +120,9 @@ def wrapper_names(*, with_clock: bool = False) -> frozenset[str]:
     - `with_clock`: whether to return only those with a clock.
     """
     classes: list[type[AbstractWrapper]] = [AbstractWrapper]
-    for known in classes:
-        classes += known.__subclasses__()
-    return frozenset(known.__name__ for known in classes if known.has_clock or not with_clock)
+    for c in classes:
+        classes += c.__subclasses__()
+    return frozenset(c.__name__ for c in classes if c.has_clock or not with_clock)
 
 
 def refuse_constraints(inner: AbstractTransform, method: str, remedy: str) -> None:

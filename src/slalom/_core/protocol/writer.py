@@ -222,7 +222,7 @@ class MeasuredWrite(Writer):
         held = self.inner.idle(params, structure.unflatten(results))
         zeros = tree.zeros_of(measured)
         pairs = zip(structure.flatten_up_to(held), zeros, strict=True)
-        return structure.unflatten([_Measurement(x, *own) for x, own in pairs])
+        return structure.unflatten([_Measurement(x, *counts) for x, counts in pairs])
 
     def plain(self, result: PyTree) -> PyTree:
         return self.inner.plain(self.split(result)[0])

@@ -128,8 +128,8 @@ def with_fields(state: PyTree, new: dict[str, Any]) -> PyTree:
 
 def stored_as(state: PyTree, field: str) -> str:
     """The `stored` of a marked field."""
-    (found,) = (f for f in dataclasses.fields(state) if f.name == field)
-    return found.metadata[_STORED]
+    (f,) = (f for f in dataclasses.fields(state) if f.name == field)
+    return f.metadata[_STORED]
 
 
 def map_params(
@@ -165,7 +165,7 @@ def map_params(
 
     def rebuild(node: PyTree) -> PyTree:
         if hasattr(type(node), "_map_state"):
-            return node._map_state(lambda own: map_params(function, own, *rest, other=other), other)
+            return node._map_state(lambda x: map_params(function, x, *rest, other=other), other)
         marked = params_like_fields(node)
         if not marked:
             return node if other is None else other(node)

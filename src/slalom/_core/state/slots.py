@@ -63,22 +63,22 @@ def slots(transform: AbstractTransform[Any], state: PyTree, params: Sequence[str
     - `params`: the paths of all parameters.
     """
     leaves, structure = jax.tree.flatten(state)
-    found: list[Any] = [None] * len(leaves)
+    result: list[Any] = [None] * len(leaves)
     for part in parts(transform, example(structure)):
         # Parts come depth first, so the innermost owner of a leaf names it last.
         for key_path, i in jax.tree_util.tree_leaves_with_path(part.state):
-            found[i] = _slot(part.name, type(part.module).__name__, part.state, key_path, params)
-    return found
+            result[i] = _slot(part.name, type(part.module).__name__, part.state, key_path, params)
+    return result
 
 
 def rule_slots(transform: AbstractTransform[Any]) -> list[Slot]:
     """The place of each leaf of a transform itself, in order."""
     structure = jax.tree.structure(transform)
-    found: list[Any] = [None] * structure.num_leaves
+    result: list[Any] = [None] * structure.num_leaves
     for part in parts(example(structure)):
         for key_path, i in jax.tree_util.tree_leaves_with_path(part.module):
-            found[i] = _unmarked(part.name, type(part.module).__name__, key_path)
-    return found
+            result[i] = _unmarked(part.name, type(part.module).__name__, key_path)
+    return result
 
 
 def _slot(
@@ -96,7 +96,7 @@ def _slot(
             stored = stored_as(node, field)
             local = dotted(key_path)
             return Slot(owner, rule, local, mark, node_path, field, param, half, stored)
-        node = next(child for own, child in children_of(node)[0] if own == key)
+        node = next(child for k, child in children_of(node)[0] if k == key)
     return _unmarked(owner, rule, key_path)
 
 
@@ -115,8 +115,8 @@ def _owner_of(path: str, mark: str, params: Sequence[str]) -> str | None:
 
 def leaves_of(node: tuple[str, str], among: list[Slot]) -> list[tuple[str, str]]:
     """The parameters and halves that the entries of a per-leaf field belong to, in order."""
-    own = ((s.param, s.half) for s in among if s.node == node and s.param is not None)
-    return list(dict.fromkeys(own))
+    owners = ((s.param, s.half) for s in among if s.node == node and s.param is not None)
+    return list(dict.fromkeys(owners))
 
 
 # --- reset ----------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ def warn(message: str) -> None:
     warnings.warn(message, stacklevel=level)
 
 
-def place(error: BaseException) -> str:
+def where_raised(error: BaseException) -> str:
     """The place of an error: the innermost line outside Slalom and the libraries it uses."""
     frames = [
         (frame, line)
@@ -60,22 +60,22 @@ def report(fields: Mapping[str, Iterable[str]], rare: tuple[str, ...] = ()) -> s
     return "\n".join(lines)
 
 
-def uncalled(given: Any) -> str:
+def uncalled(value: Any) -> str:
     """Advice for a recipe or class that was passed uncalled, and for other values that people pass
     as a transform."""
-    if type(given).__name__.startswith("GradientTransformation"):
+    if type(value).__name__.startswith("GradientTransformation"):
         return (
             " This is a transform of Optax. Slalom has its own, mostly of the same name: write "
             "`sl.adam(1e-3)` instead of `optax.adam(1e-3)`. To use this one, write "
             "`sl.interop.from_optax(tx)`."
         )
-    if isinstance(given, tuple | list):
+    if isinstance(value, tuple | list):
         return " Join transforms with `|`, or write `sl.chain(*transforms)`."
-    if given is None:
+    if value is None:
         return " Leave it out, or write `sl.Identity()`."
-    if type(given).__name__ == "Optimizer":
+    if type(value).__name__ == "Optimizer":
         return " Join transforms before you bind them: `sl.Optimizer(tx | other, model)`."
-    return f" Call it first: `{given.__name__}(...)`." if hasattr(given, "__name__") else ""
+    return f" Call it first: `{value.__name__}(...)`." if hasattr(value, "__name__") else ""
 
 
 _Advised = TypeVar("_Advised", bound=Callable[..., Any])
@@ -218,10 +218,10 @@ _OPTIONS_OF_RULES = frozenset(["accumulator_dtype", "maximize", "mu_dtype", "nu_
 """Keywords in this table that rules may be given too."""
 
 
-def renamed(name: str, known: Iterable[str]) -> str:
+def renamed(name: str, arguments: Iterable[str]) -> str:
     """Advice that names the known arguments with another name elsewhere, if any."""
     ours = _RENAMED.get(name, ())
-    return f" Write {' and '.join(ours)}." if ours and set(ours) <= set(known) else ""
+    return f" Write {' and '.join(ours)}." if ours and set(ours) <= set(arguments) else ""
 
 
 def elsewhere(name: str) -> str:
@@ -229,15 +229,15 @@ def elsewhere(name: str) -> str:
     return f" Write {_ELSEWHERE[name]}." if name in _ELSEWHERE else ""
 
 
-def similar(name: str, known: Mapping[str, str], cutoff: float = 0.7) -> str:
+def similar(name: str, code_of: Mapping[str, str], cutoff: float = 0.7) -> str:
     """Suggests the code of the most similar names, if any are similar enough."""
-    close = difflib.get_close_matches(name, known, n=2, cutoff=cutoff)
-    return f" Did you mean {' or '.join(known[n] for n in close)}?" if close else ""
+    close = difflib.get_close_matches(name, code_of, n=2, cutoff=cutoff)
+    return f" Did you mean {' or '.join(code_of[n] for n in close)}?" if close else ""
 
 
-def keyword_advice(keyword: str, known: Iterable[str]) -> str:
+def keyword_advice(keyword: str, keywords: Iterable[str]) -> str:
     """Advice for an unknown keyword."""
-    names = {name: name for name in known if name != "self"}
+    names = {name: name for name in keywords if name != "self"}
     # The other names in the table are names of functions, and keywords of optimizers only.
     is_option = "learning_rate" in names or keyword in _OPTIONS_OF_RULES
     return (
@@ -250,13 +250,13 @@ def keyword_advice(keyword: str, known: Iterable[str]) -> str:
 
 def check_keywords(function: Callable[..., Any], name: str, keywords: Iterable[str]) -> None:
     """Raises a `TypeError` with advice if a function does not take one of the keywords."""
-    known = _keywords(function)
-    if known is None or known.issuperset(keywords):
+    names = _keywords(function)
+    if names is None or names.issuperset(keywords):
         return
-    unknown = next(keyword for keyword in keywords if keyword not in known)
-    names = inspect.signature(function).parameters
+    unknown = next(keyword for keyword in keywords if keyword not in names)
+    parameters = inspect.signature(function).parameters
     raise TypeError(
-        f"{name}() got an unexpected keyword '{unknown}'.{keyword_advice(unknown, names)}"
+        f"{name}() got an unexpected keyword '{unknown}'.{keyword_advice(unknown, parameters)}"
     )
 
 
@@ -284,7 +284,7 @@ def advise_positions(advice: str, name: str | None = None) -> Callable[[_Advised
         unlimited = inspect.Parameter.VAR_POSITIONAL in kinds
         required = [p for p in [*parameters.values()][:most] if p.default is p.empty]
         # Methods are called with `self`, which nobody writes.
-        own = "self" in parameters
+        is_method = "self" in parameters
 
         def is_missing(i: int, p: inspect.Parameter, count: int, keywords: Iterable[str]) -> bool:
             return i >= count and (p.kind is p.POSITIONAL_ONLY or p.name not in keywords)
@@ -295,8 +295,8 @@ def advise_positions(advice: str, name: str | None = None) -> Callable[[_Advised
                 check_keywords(function, named, kwargs)
             if len(args) > most and not unlimited:
                 raise TypeError(
-                    f"{named}() takes {most - own} argument{'s' * (most - own > 1)} by "
-                    f"position, got {len(args) - own}. {advice}"
+                    f"{named}() takes {most - is_method} argument{'s' * (most - is_method > 1)} by "
+                    f"position, got {len(args) - is_method}. {advice}"
                 )
             if len(args) < len(required):
                 count = len(args)

@@ -69,29 +69,29 @@ def absent(module: str) -> Callable[[str], NoReturn]:
 def _module_advice(module: str, name: str) -> str:
     if name in _LEFT_TO_OPTAX:
         return f" Slalom contains optimizers and leaves this to Optax: use `optax.{name}`."
-    known, plain = _known(), _plain(name)
-    if plain in known:
-        known = {plain: known[plain]}
+    code_of, plain = _code_by_name(), _plain(name)
+    if plain in code_of:
+        code_of = {plain: code_of[plain]}
     names = [] if module == PACKAGE else getattr(sys.modules[module], "__all__", [])
     return (
         elsewhere(name)
         # Names that share a word, such as "update" or "increment", are not close.
-        or similar(plain, known, cutoff=0.8)
+        or similar(plain, code_of, cutoff=0.8)
         or (f" Its names are {', '.join(names)}." if names else "")
     )
 
 
-def _known() -> dict[str, str]:
+def _code_by_name() -> dict[str, str]:
     """The code for each public name, by the name in lower case without underscores."""
-    known = {
+    code_of = {
         _plain(name): f"sl.{name}"
         for name, value in vars(sys.modules[PACKAGE]).items()
         if name[0] != "_" and (not inspect.ismodule(value) or name in _MODULES)
     }
     for module in _MODULES:
         public = sys.modules[f"{PACKAGE}.{module}"].__all__
-        known |= {_plain(name): f"sl.{module}.{name}" for name in public}
-    return known | {_plain(name): f"tx.{name}(...)" for name in FLUENT if name[0] != "_"}
+        code_of |= {_plain(name): f"sl.{module}.{name}" for name in public}
+    return code_of | {_plain(name): f"tx.{name}(...)" for name in FLUENT if name[0] != "_"}
 
 
 def _plain(name: str) -> str:
@@ -113,9 +113,9 @@ def no_attribute(owner: Any, name: str, advise: Callable[[Any, str], str]) -> An
     - `name`: the name of the attribute.
     - `advise`: a function of both that says what to write instead.
     """
-    own = inspect.getattr_static(type(owner), name, None)
-    if isinstance(own, property) and own.fget is not None:
-        return own.fget(owner)  # for the error inside it, which brought Python here
+    attribute = inspect.getattr_static(type(owner), name, None)
+    if isinstance(attribute, property) and attribute.fget is not None:
+        return attribute.fget(owner)  # raises the error for which Python looked here
     is_field = name in {field.name for field in dataclasses.fields(owner)}
     advice = "" if name[0] == "_" or is_field else advise(owner, name)
     raise AttributeError(
@@ -140,8 +140,8 @@ def transform_advice(transform: Any, name: str) -> str:
 def optimizer_advice(optimizer: Any, name: str) -> str:
     """Advice for an attribute that an optimizer does not have."""
     internal = ("binding",)
-    known = dict.fromkeys(k for kind in reversed(type(optimizer).__mro__) for k in vars(kind))
-    public = ", ".join(k for k in known if k[0] != "_" and k not in internal)
+    names = dict.fromkeys(k for kind in reversed(type(optimizer).__mro__) for k in vars(kind))
+    public = ", ".join(k for k in names if k[0] != "_" and k not in internal)
     return elsewhere(name) or (
         f" Its attributes are {public}. "
         'Read hyperparameters with `opt.hyperparams["learning_rate"]` and change them with '

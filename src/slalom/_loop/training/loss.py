@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..._core.text.messages import place
+from ..._core.text.messages import where_raised
 from ...tree import accumulation_dtype, cast, cast_like, is_array, map_leaves
 from ...tree.dtypes import canonical_float
 from ...tree.packed import pack, unpack
@@ -161,11 +161,11 @@ def _sum_of_terms(terms: dict[Any, Any]) -> Array:
 def needs_a_value(error: Exception) -> str:
     """The message for a loss that asks for the value of an array while it is traced."""
     return (
-        f"The loss needs the value of an array, {place(error)}. It is compiled, so its arrays have "
-        "no values while Python runs it. Instead of `float(x)` or `x.item()`, return the array "
-        "along with the loss, with `has_aux=True`, and convert what the step returns. Instead of "
-        "`if x > 0`, write `jnp.where(x > 0, a, b)`, and instead of NumPy's functions those of "
-        "`jax.numpy`. To print a value, use `jax.debug.print`."
+        f"The loss needs the value of an array, {where_raised(error)}. It is compiled, so its "
+        "arrays have no values while Python runs it. Instead of `float(x)` or `x.item()`, return "
+        "the array along with the loss, with `has_aux=True`, and convert what the step returns. "
+        "Instead of `if x > 0`, write `jnp.where(x > 0, a, b)`, and instead of NumPy's functions "
+        "those of `jax.numpy`. To print a value, use `jax.debug.print`."
     )
 
 

@@ -32,7 +32,7 @@ class AbstractProjectedAdam(AbstractMoments[State], _AbstractProjectedFields):
 
     @abc.abstractmethod
     def advance(self, g: Array, leaf: State) -> None:
-        """As `AbstractRule.advance`."""
+        """See `AbstractRule.advance`."""
 
     def _moments(self, r: Array, mu: Array, nu: Array) -> tuple[Array, Array]:
         """Both means after a projected gradient."""

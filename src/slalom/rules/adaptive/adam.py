@@ -50,7 +50,7 @@ class AbstractMoments(AbstractRule[State], AbstractDecays):
 
     @abc.abstractmethod
     def advance(self, g: Array, leaf: State) -> None:
-        """As `AbstractRule.advance`."""
+        """See `AbstractRule.advance`."""
 
     def _debiased_mean(self, g: Array, mu: Array) -> Array:
         """m̂ₜ = mₜ / (1 − β₁ᵗ), or with Nesterov β₁·mₜ / (1 − β₁ᵗ⁺¹) + (1 − β₁)·gₜ / (1 − β₁ᵗ)."""
@@ -76,7 +76,7 @@ class AbstractAdam(AbstractMoments[ScaleByAdamState]):
 
     @abc.abstractmethod
     def direction(self, g: Array, leaf: ScaleByAdamState) -> Array:
-        """As `AbstractRule.direction`."""
+        """See `AbstractRule.direction`."""
 
 
 class ScaleByAdam(AbstractAdam):

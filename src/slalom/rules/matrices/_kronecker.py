@@ -49,7 +49,7 @@ class AbstractRefreshed(AbstractRule[State], _AbstractRefreshedFields):
 
     @abc.abstractmethod
     def refresh(self, g: Array, leaf: State) -> None:
-        """As `AbstractRule.refresh`."""
+        """See `AbstractRule.refresh`."""
 
     def at(self, context: Context | None) -> SimpleNamespace:
         now = super().at(context)

@@ -18,7 +18,7 @@ from ...tree.paths import dotted, example, leaf_paths
 from ...tree.sharding import is_on_host, mesh_sharding, to_device, to_host
 from ...tree.types import Params, PyTree, Tracer
 from ...where.resolve import Where
-from ..sharding.placement import StateSharding, home, remembered, state_shardings
+from ..sharding.placement import StateSharding, remembered, sharding_on, state_shardings
 
 
 class Arrays(NamedTuple):
@@ -72,9 +72,8 @@ def bind(
 
 
 def init_state(transform: AbstractTransform[Any], params: Params) -> Any:
-    """The initial state, where `state_shardings` says.
-
-    That of parameters in the memory of the host is there too.
+    """The initial state, placed by `state_shardings`. The state of parameters in the memory of the
+    host is there too.
     """
     named = _by_path(params)
     on_host = {path for path, x in named.items() if is_on_host(x)}
@@ -92,11 +91,11 @@ def init_state(transform: AbstractTransform[Any], params: Params) -> Any:
             [to_host(x) if visit else x for x, visit in zip(leaves, visits, strict=True)]
         )
 
-    def put(x: Any, home: NamedSharding) -> Any:
+    def put(x: Any, sharding: NamedSharding) -> Any:
         if not isinstance(x, jax.Array) or isinstance(x, Tracer):
             return x
-        home = home.update(memory_kind=x.sharding.memory_kind)
-        return x if x.sharding.is_equivalent_to(home, x.ndim) else jax.device_put(x, home)
+        sharding = sharding.update(memory_kind=x.sharding.memory_kind)
+        return x if x.sharding.is_equivalent_to(sharding, x.ndim) else jax.device_put(x, sharding)
 
     state = init_on_host(params) if on_host else transform.init(params)
     mesh = next((at.mesh for at in map(mesh_sharding, named.values()) if at is not None), None)
@@ -114,13 +113,13 @@ def is_abstract(model: PyTree) -> bool:
     return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(model))
 
 
-def no_transform(given: Any, model: PyTree) -> str:
+def no_transform(x: Any, model: PyTree) -> str:
     """The message for a first argument that is not a transform."""
     message = "The first argument of an optimizer must be a transform such as `sl.adam(1e-3)`, got "
     if isinstance(model, AbstractTransform):
-        kind = type(given).__name__
+        kind = type(x).__name__
         return f"{message}a model of type {kind}. Write `sl.Optimizer(tx, model)`."
-    return f"{message}{given!r}.{uncalled(given)}"
+    return f"{message}{x!r}.{uncalled(x)}"
 
 
 def on_param_devices(arrays: Arrays, params: Params) -> Arrays:
@@ -131,20 +130,20 @@ def on_param_devices(arrays: Arrays, params: Params) -> Arrays:
     sharding = first.sharding
     if isinstance(sharding, NamedSharding):
         mesh, (transform, state, _) = sharding.mesh, arrays
-        homes: Any = jax.tree.map(lambda x: home(x, mesh), arrays)
-        homes = homes._replace(state=state_shardings(transform, state, _by_path(params), mesh))
+        targets: Any = jax.tree.map(lambda x: sharding_on(x, mesh), arrays)
+        targets = targets._replace(state=state_shardings(transform, state, _by_path(params), mesh))
     else:
         memory = next(iter(sharding.device_set)).default_memory().kind
-        homes = jax.tree.map(lambda _: sharding.with_memory_kind(memory), arrays)
+        targets = jax.tree.map(lambda _: sharding.with_memory_kind(memory), arrays)
 
-    def put(x: Any, home: Any) -> Any:
+    def put(x: Any, target: Any) -> Any:
         if not isinstance(x, jax.Array) or isinstance(x, Tracer):
             return x
         if x.committed and x.sharding.device_set == sharding.device_set:
             return x
-        return jax.device_put(x, home)
+        return jax.device_put(x, target)
 
-    return jax.tree.map(put, arrays, homes)
+    return jax.tree.map(put, arrays, targets)
 
 
 class Position(int):
@@ -162,10 +161,10 @@ def named_arrays(arrays: Arrays) -> dict[str, Any]:
     return dict(zip(_names(structure), leaves, strict=True))
 
 
-def named_leaves(given: PyTree) -> list[tuple[str, Any]]:
+def named_leaves(value: PyTree) -> list[tuple[str, Any]]:
     """The leaves of a tree by their dotted paths. Those of optimizers have their full paths."""
     named: list[tuple[str, Any]] = []
-    nodes = jax.tree_util.tree_leaves_with_path(given, is_leaf=lambda x: isinstance(x, Arrays))
+    nodes = jax.tree_util.tree_leaves_with_path(value, is_leaf=lambda x: isinstance(x, Arrays))
     for path, node in nodes:
         if isinstance(node, Arrays):
             inside = named_arrays(node).items()  # in the field `arrays` of an optimizer
@@ -189,9 +188,9 @@ def _names(structure: Any) -> tuple[str, ...]:
         for path, part, field in all_targets(transform).values()
         if isinstance(i := getattr(part.module, field.name), Position)
     }
-    own = zip(jax.tree.leaves(state), slots(transform, state, ()), strict=True)
+    of_state = zip(jax.tree.leaves(state), slots(transform, state, ()), strict=True)
     rest = zip(jax.tree.leaves(transform), rule_slots(transform), strict=True)
-    places = {i: slot.name for i, slot in (*own, *rest) if isinstance(i, Position)}
+    places = {i: slot.name for i, slot in (*of_state, *rest) if isinstance(i, Position)}
     names: dict[str, int] = {}
     for i, name in (numbers | {count: "count"} | places | numbers).items():
         names[free_name(name, names)] = i

@@ -156,14 +156,14 @@ def watch(
     """
     function, calls = get_function(), [0]
     code = getattr(function, "__code__", None)
-    place = type(function) if code is None else (code.co_filename, code.co_firstlineno)
+    source = type(function) if code is None else (code.co_filename, code.co_firstlineno)
     numbers = {i: x for i, x in statics.items() if type(x) in (int, float)}
     others = {i: type(x) if i in numbers else x for i, x in statics.items()}
     text = repr((structure, others, shapes))
     functions = _FUNCTION.findall(text)
     addresses = _ADDRESS.findall(text)
-    key = hash((who, place, _ADDRESS.sub("", text)))
-    before, known, last_numbers, number = _last_compiled.get(key, (None, [], {}, 0))
+    key = hash((who, source, _ADDRESS.sub("", text)))
+    before, last_addresses, last_numbers, number = _last_compiled.get(key, (None, [], {}, 0))
     number = number + 1 if before is not None and before[0] == 1 else 1
     if len(_last_compiled) >= _MOST_TEXTS:
         _last_compiled.clear()
@@ -171,7 +171,7 @@ def watch(
     if number == 3:
         if numbers != last_numbers:
             _warn_of_numbers(who, structure, numbers, last_numbers)
-        elif addresses == known:
+        elif addresses == last_addresses:
             name = getattr(function, "__name__", repr(function))
             _warn_of_functions(who, f"the function `{name}`", "step = sl.train_step(loss_fn)")
         else:

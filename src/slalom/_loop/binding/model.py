@@ -316,13 +316,13 @@ def apply_updates(model: Model, updates: PyTree) -> Model:
     """
     leaves, structure = jax.tree.flatten(model, is_leaf=is_state_index)
     try:
-        given = structure.flatten_up_to(updates)
+        changes = structure.flatten_up_to(updates)
     except (ValueError, TypeError):
         differ = first_difference(updates, model, ("the updates", "the model"))
         raise ValueError(f"The updates do not have the structure of the model: {differ}.") from None
     # Filters keep the contents of an `eqx.nn.StateIndex`, which are no parameters.
-    given = [None if is_state_index(x) else u for x, u in zip(leaves, given, strict=True)]
-    parts = Split(leaves, structure, tuple(u is not None for u in given))
+    changes = [None if is_state_index(x) else u for x, u in zip(leaves, changes, strict=True)]
+    parts = Split(leaves, structure, tuple(u is not None for u in changes))
     params = parts.params
-    added = tree.add(to_device(params), to_device(structure.unflatten(given)))
+    added = tree.add(to_device(params), to_device(structure.unflatten(changes)))
     return parts.join(jax.tree.leaves(to_memory_of(params, added)))

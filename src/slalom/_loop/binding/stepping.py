@@ -78,7 +78,7 @@ def advance(
     sharding = opt.binding.sharding
     places = () if sharding is None else sharding.of_updates()
     if sharding is not None and sharding.axis is None:
-        sharding = None  # the state is where its parameters are, and so is all between
+        sharding = None  # the state and all intermediate arrays are where the parameters are
     if sharding is not None and not per_example:
         # Reduced only to the shard that updates the state.
         grads = constrained(grads, sharding.grads)
@@ -189,12 +189,12 @@ def _context(
     functions = {name: extra.pop(name) for name in FUNCTIONS if name in extra}
     if "value_fn" in keywords:
         functions["value_fn"] = keywords.pop("value_fn")
-    known: dict[str, Any] = {n: _of_params(n, fn, model) for n, fn in functions.items()}
+    inputs: dict[str, Any] = {n: _of_params(n, fn, model) for n, fn in functions.items()}
     residuals = extra.pop("residuals", None)
     if residuals is not None:
-        known["residuals"] = _residuals(residuals, model)
-    known |= {name: extra.pop(name, None) for name in ("terms", "max_logits")}
-    context = Context(step=count, **keywords, **known, extra=extra)
+        inputs["residuals"] = _residuals(residuals, model)
+    inputs |= {name: extra.pop(name, None) for name in ("terms", "max_logits")}
+    context = Context(step=count, **keywords, **inputs, extra=extra)
 
     declared = set()
     for part in transforms(transform):
@@ -208,8 +208,8 @@ def _context(
                 raise TypeError(missing(who, name, in_training_step=in_training_step))
     for name in (*extra, *functions):
         if name not in declared and name != "value_fn":
-            own = sorted(declared - {*ALWAYS, "params", "step"})
-            also = f" These transforms also accept: {', '.join(own)}." if own else ""
+            accepted = sorted(declared - {*ALWAYS, "params", "step"})
+            also = f" These transforms also accept: {', '.join(accepted)}." if accepted else ""
             raise TypeError(
                 f"No transform uses '{name}'. These keywords are always accepted: "
                 f"{', '.join(KEYWORDS)}.{also}"
@@ -217,14 +217,14 @@ def _context(
     return context
 
 
-def _residuals(given: Any, model: Split) -> Residuals:
+def _residuals(residuals: Any, model: Split) -> Residuals:
     """A loss that can be linearized, as a function of the parameters."""
-    if not isinstance(given, Residuals):
+    if not isinstance(residuals, Residuals):
         raise TypeError(
             "`residuals` must be what `loss_fn.on(x, y)` returns for an `sl.LeastSquares` or "
-            f"`sl.OutputLoss`, got {given!r} of type {type(given).__name__}."
+            f"`sl.OutputLoss`, got {residuals!r} of type {type(residuals).__name__}."
         )
-    return given.of(lambda params: model.join(jax.tree.leaves(params)))
+    return residuals.of(lambda params: model.join(jax.tree.leaves(params)))
 
 
 def _with_loss(context: Context, declared: set[str], params: Params, grads: Any) -> Context:
@@ -233,14 +233,14 @@ def _with_loss(context: Context, declared: set[str], params: Params, grads: Any)
     assert residuals is not None
     if not residuals.searchable:
         return context
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     if "value" in declared and context.value is None:
-        found["value"] = residuals.value(params)
+        entries["value"] = residuals.value(params)
     if "grad" in declared and context.grad is None:
-        found["grad"] = grads
+        entries["grad"] = grads
     if {"value_fn", "grad_fn"} & declared and context.value_fn is None:
-        found["value_fn"] = residuals.value
-    return context.replace(**found)
+        entries["value_fn"] = residuals.value
+    return context.replace(**entries)
 
 
 def _of_params(name: str, of_model: Any, model: Split) -> Callable[..., Any]:

@@ -127,7 +127,7 @@ Flags: TypeAlias = dict[str, Any]
 
 
 def flagged(arguments: Any, flags: Flags) -> list[bool]:
-    """Whether each leaf of a named tuple is one of those."""
+    """Whether each leaf of a named tuple is flagged."""
     prefix = arguments._replace(**(dict.fromkeys(arguments._fields, False) | flags))
     return jax.tree.leaves(jax.tree.broadcast(prefix, arguments))
 
@@ -206,7 +206,7 @@ class Signature:
         on_host = [is_on_host(leaves[i]) for i in self.carried]
         # Arrays that were moved to another mesh since then are not moved back.
         pairs = zip(self.carried, homes, strict=True) if homes else ()
-        homes = tuple(home if may_be_at(leaves[i], home) else None for i, home in pairs)
+        homes = tuple(s if may_be_at(leaves[i], s) else None for i, s in pairs)
         for i in self.carried:
             leaves[i] = to_device(leaves[i])
         new, other = body(structure.unflatten(leaves))

@@ -57,7 +57,8 @@ _kept: dict[int | None, OrderedDict[Hashable, Family]] = {}
 
 
 def release(transform: Any, binding: Any) -> None:
-    """Lets the functions that hold data die with the transform and the binding that they are in."""
+    """Frees the functions that hold data together with the transform and the binding that contain
+    them."""
     in_transform, in_binding = captures(transform), captures((binding.trainable, binding.params))
     if in_transform or in_binding:
         release_functions_with(binding, *[transform] * in_transform)
@@ -138,12 +139,12 @@ def reading(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         leaves, structure = jax.tree.flatten(opt)
         # As `jax.typeof`, which takes longer. Arrays of one program have the same objects as types.
         types = [getattr(x, "aval", None) or jax.typeof(x) for x in leaves]
-        known = readings(structure)
-        found = next((x for x in known if x.types == types), None)
-        if found is None:
-            found = _traced(lambda leaves: of_runs(structure.unflatten(leaves)), leaves, types)
-            known.append(found)
-        return found.compiled([leaves[i] for i in found.positions])
+        cached = readings(structure)
+        match = next((x for x in cached if x.types == types), None)
+        if match is None:
+            match = _traced(lambda leaves: of_runs(structure.unflatten(leaves)), leaves, types)
+            cached.append(match)
+        return match.compiled([leaves[i] for i in match.positions])
 
     return read
 
@@ -157,11 +158,11 @@ def _traced(function: Callable[[list[Any]], Any], leaves: list[Any], types: list
 
     @jax.jit
     def compiled(arrays: list[Any]) -> Any:
-        given: list[Any] = [None] * len(types)
+        filled: list[Any] = [None] * len(types)
         for i, x in zip(positions, arrays, strict=True):
-            given[i] = x
+            filled[i] = x
         # Copied, because the next step may donate the state.
-        results = map(jnp.copy, jaxpr_as_fun(traced)(*given))
+        results = map(jnp.copy, jaxpr_as_fun(traced)(*filled))
         return jax.tree.structure(shapes).unflatten(results)
 
     return _Reading(types, positions, compiled)

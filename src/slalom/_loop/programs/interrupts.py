@@ -17,15 +17,15 @@ from jaxtyping import PyTree
 
 from ...tree.types import is_deleted
 
-# What the module `signal` wraps in enums, which would make every step 20 µs longer.
+# The module `signal` wraps its functions in enums, which would make every step 20 µs longer.
 _c: Any = importlib.import_module("_signal")
 _MAIN = threading.main_thread()
 
 
 def _numbers() -> list[int]:
     """The signals that may have a handler."""
-    never = {getattr(signal, name, None) for name in ("SIGKILL", "SIGSTOP")}
-    return [int(number) for number in signal.valid_signals() if number not in never]
+    without_handler = {getattr(signal, name, None) for name in ("SIGKILL", "SIGSTOP")}
+    return [int(number) for number in signal.valid_signals() if number not in without_handler]
 
 
 _SIGNALS = _numbers()

@@ -110,7 +110,7 @@ class Program(Generic[Arguments, Other]):
     def __call__(self, arguments: Arguments) -> tuple[Arguments, Other]:
         """The arguments with new values of the carried leaves, and the body's other result."""
         leaves, structure = jax.tree.flatten(arguments)
-        given = leaves
+        passed = leaves
         try:
             kinds = [_kinds[type(x)] for x in leaves]
         except KeyError:
@@ -135,8 +135,8 @@ class Program(Generic[Arguments, Other]):
                 raise
         new, other = unpack(packed)
         for i, array in zip(signature.results, new, strict=True):
-            given[i] = array
-        return structure.unflatten(given), other
+            passed[i] = array
+        return structure.unflatten(passed), other
 
     def lower(self, arguments: Arguments) -> jax.stages.Lowered:
         """The lowered program for these arguments, for inspection."""
@@ -228,9 +228,9 @@ class Program(Generic[Arguments, Other]):
         these = weakref.ref(signatures)
 
         def forget(dead: Any) -> None:
-            known = these()
-            if known is not None:
-                known.pop(key, None)
+            live = these()
+            if live is not None:
+                live.pop(key, None)
 
         signature = signatures[key] = Signature(*parts, forget=forget)
         # The signature holds the functions, which must not hold it: without a cycle, all of it is

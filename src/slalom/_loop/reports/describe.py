@@ -203,8 +203,8 @@ def describe(
         if tree.is_array(leaf)
     }
     for part in transforms(transform, state, params=model.params):
-        known = {field.name for field in hyperparameter_fields(part.module)}
-        numbers = {n: values.get(".".join((*part.path, n))) for n in _NUMBERS if n in known}
+        declared = {field.name for field in hyperparameter_fields(part.module)}
+        numbers = {n: values.get(".".join((*part.path, n))) for n in _NUMBERS if n in declared}
         leaves = jax.tree_util.tree_leaves_with_path(part.params)
         paths = [dotted(whole(key_path)) for key_path, _ in leaves]
         for path, note in dict(zip(paths, part.module.notes(part.params), strict=True)).items():

@@ -20,7 +20,7 @@ from ...tree.sharding import axis_names, full_spec, num_parts
 from ...tree.types import PyTree
 from ...where.resolve import WhereLike
 from ..binding.optimizer import Optimizer
-from ..sharding.placement import home, state_shardings
+from ..sharding.placement import sharding_on, state_shardings
 from ..sharding.shard import bytes_per_device, shard
 
 _PASSED = {"params", "step", "value", "grad", "key"}
@@ -227,7 +227,7 @@ def _opt_placed(opt: Optimizer, params: dict[str, Any], mesh: Mesh | AbstractMes
     homes = dict(zip(map(id, jax.tree.leaves(opt.state)), found, strict=True))
 
     def placed(x: Any) -> Any:
-        at = homes.get(id(x), home(x, mesh))
+        at = homes.get(id(x), sharding_on(x, mesh))
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at)
 
     return jax.tree.map(placed, opt)

@@ -121,9 +121,9 @@ def plot_metrics(
     for axes, name in zip(grid, chosen, strict=False):
         steps, values = series[name]
         if STEP in series:
-            known = dict(zip(*series[STEP], strict=True))
-            there = [i for i, step in enumerate(steps) if step in known]
-            steps, values = np.array([known[steps[i]] for i in there]), values[there]
+            step_at = dict(zip(*series[STEP], strict=True))
+            there = [i for i, step in enumerate(steps) if step in step_at]
+            steps, values = np.array([step_at[steps[i]] for i in there]), values[there]
         _draw(axes, steps, values)
         axes.set_title(name, loc="left", fontsize="medium")
     for i, axes in enumerate(grid):
@@ -146,24 +146,24 @@ def _draw(axes: "Axes", steps: Any, values: Real[np.ndarray, "steps ..."]) -> No
 
 def _series(history: Any) -> dict[str, tuple[Any, Real[np.ndarray, "steps ..."]]]:
     """The positions and the values of each name."""
-    found: dict[str, tuple[list[int], list[Any]]] = {}
+    series: dict[str, tuple[list[int], list[Any]]] = {}
     if isinstance(history, Mapping):
-        found = {
+        series = {
             name: (list(range(len(values))), list(values))
             for name, values in _read([history])[0].items()
         }
     else:
         for i, entry in enumerate(_read(list(history))):
             for name, value in entry.items():
-                steps, values = found.setdefault(name, ([], []))
+                steps, values = series.setdefault(name, ([], []))
                 steps.append(i)
                 values.append(value)
-    if not any(name != STEP and values for name, (_, values) in found.items()):
+    if not any(name != STEP and values for name, (_, values) in series.items()):
         raise ValueError(
             "There is nothing to plot: the history is empty. Collect `opt.metrics` in every step; "
             "`tx.record()` reports norms and hyperparameters."
         )
-    return {name: (steps, _numbers(name, values)) for name, (steps, values) in found.items()}
+    return {name: (steps, _numbers(name, values)) for name, (steps, values) in series.items()}
 
 
 def _read(entries: list[Any]) -> list[dict[str, Any]]:
@@ -175,7 +175,7 @@ def _read(entries: list[Any]) -> list[dict[str, Any]]:
                 f"{entry!r} of type {type(entry).__name__} in it."
             )
     values = jax.device_get([list(entry.values()) for entry in entries])
-    return [dict(zip(entry, own, strict=True)) for entry, own in zip(entries, values, strict=True)]
+    return [dict(zip(entry, row, strict=True)) for entry, row in zip(entries, values, strict=True)]
 
 
 def _numbers(name: str, values: list[Any]) -> Real[np.ndarray, "steps ..."]:
@@ -190,22 +190,22 @@ def _numbers(name: str, values: list[Any]) -> Real[np.ndarray, "steps ..."]:
     return numbers.astype(np.float64)
 
 
-def _chosen(known: Mapping[str, np.ndarray], names: Sequence[str] | None) -> list[str]:
+def _chosen(series: Mapping[str, np.ndarray], names: Sequence[str] | None) -> list[str]:
     """The names to plot."""
     if names is None:
-        changing = [name for name, values in known.items() if np.any(values != values[0])]
-        return changing or list(known)
+        changing = [name for name, values in series.items() if np.any(values != values[0])]
+        return changing or list(series)
     if isinstance(names, str):
         names = [names]
     chosen: list[str] = []
     for name in names:
         if "*" in name:
-            found = [path for path in known if glob_pattern(name).fullmatch(path)]
+            matches = [path for path in series if glob_pattern(name).fullmatch(path)]
         else:
-            found = named(name, known)
-        if not found or ("*" not in name and len(found) > 1):
-            raise not_one(name, found, known, "is not in the history")
-        chosen += found
+            matches = named(name, series)
+        if not matches or ("*" not in name and len(matches) > 1):
+            raise not_one(name, matches, series, "is not in the history")
+        chosen += matches
     return list(dict.fromkeys(chosen))
 
 

@@ -95,26 +95,28 @@ def carry(
     whole = before
     if rows:
         before = before._replace(leaves=moved(before.places, before.leaves, before.params, rows))
-    found = transfer(before, after, _fits)
+    matched = transfer(before, after, _fits)
     leaves = list(after.leaves)
-    clocks = found.clocks
+    clocks = matched.clocks
     _warn_of_jumps(new[0], before, after, {*clocks.values()}, count)
     recoded, anew = set(), set()
-    if not goes_on and found.fits.keys() == {*range(len(leaves))}:
+    if not goes_on and matched.fits.keys() == {*range(len(leaves))}:
         anew = _of_copies(after.places)
-        found = found.without(anew)
-    for i, j in found.fits.items():
+        matched = matched.without(anew)
+    for i, j in matched.fits.items():
         x = before.leaves[j]
         leaves[i] = in_form_of(after.leaves[i], x.onto(leaves[i]) if isinstance(x, Moved) else x)
         if _storage(leaves[i]) != _storage(whole.leaves[j]):
             recoded.add(i)
-    for i, value in found.gathered.items():
+    for i, value in matched.gathered.items():
         leaves[i] = value
     for i, j in clocks.items():
         leaves[i] = in_form_of(after.leaves[i], count if j is None else before.leaves[j])
-    carried = found.fits.keys() | found.gathered.keys() | clocks.keys()
-    reshaped = {i for i in found.origins.keys() - carried if found.origins[i] not in found.used}
-    used = found.used | {found.origins[i] for i in reshaped} | {*clocks.values()} - {None}
+    carried = matched.fits.keys() | matched.gathered.keys() | clocks.keys()
+    reshaped = {
+        i for i in matched.origins.keys() - carried if matched.origins[i] not in matched.used
+    }
+    used = matched.used | {matched.origins[i] for i in reshaped} | {*clocks.values()} - {None}
     # Ages say nothing apart from their leaves, so a path is listed once even if it restarts.
     ages = {slot.name: j for j, slot in enumerate(before.places) if slot.mark == PER_LEAF}
     restarted = {i for i, slot in enumerate(after.places) if slot.name in ages}
@@ -238,11 +240,11 @@ def _pair_up(
 
 def _alone(key: Callable[[Slot], Hashable], side: Side, paired: set[int]) -> dict[Hashable, int]:
     """The positions of unpaired leaves with a unique key, by key."""
-    found: dict[Hashable, list[int]] = {}
+    positions: dict[Hashable, list[int]] = {}
     for i, slot in enumerate(side.places):
         if i not in paired and i not in side.entries and key(slot) is not None:
-            found.setdefault(key(slot), []).append(i)
-    return {k: many[0] for k, many in found.items() if len(many) == 1}
+            positions.setdefault(key(slot), []).append(i)
+    return {k: many[0] for k, many in positions.items() if len(many) == 1}
 
 
 # --- clocks ---------------------------------------------------------------------------------
@@ -369,9 +371,9 @@ def _entries(
 
 def _gathered(fresh: Any, sources: list[tuple[int, int] | None], old: list[Any]) -> Any:
     """A per-leaf field: one number if all leaves have the same age, or else an entry for each."""
-    known = [source for source in sources if source is not None]
-    first = known[0][0]
-    alike = len(known) == len(sources) and {field for field, _ in known} == {first}
+    matched = [source for source in sources if source is not None]
+    first = matched[0][0]
+    alike = len(matched) == len(sources) and {field for field, _ in matched} == {first}
     if alike and jnp.ndim(fresh) == jnp.ndim(old[first]) == 0:
         return in_form_of(fresh, old[first])
 

@@ -44,11 +44,11 @@ class Moved(NamedTuple):
         return cls(slot.name, leaf, indices, movable, reduced, averages)
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether it then has this shape, and any of its entries."""
-        own = shape_of(self.leaf)
-        if not self.movable or len(own) != len(shape):
+        """Whether the moved leaf has this shape, and any of its entries."""
+        sizes = shape_of(self.leaf)
+        if not self.movable or len(sizes) != len(shape):
             return False
-        for axis, (size, wanted) in enumerate(zip(own, shape, strict=True)):
+        for axis, (size, wanted) in enumerate(zip(sizes, shape, strict=True)):
             index = self.indices.get(axis)
             if index is None or (self.reduced and size == wanted == 1):
                 if size != wanted:
@@ -128,10 +128,10 @@ def rows_of(rows: Any, params: Params, before: list[str]) -> dict[str, Indices]:
             f"`rows` must be a mapping from selectors to indices, got a {type(rows).__name__}. "
             'Write `rows={sl.where.path("embedding.weight"): index}`.'
         )
-    given = {f"{n}": (as_where(where), index) for n, (where, index) in enumerate(rows.items())}
-    cases = Cases(tuple((where, n) for n, (where, _) in given.items()))
+    numbered = {f"{n}": (as_where(where), index) for n, (where, index) in enumerate(rows.items())}
+    cases = Cases(tuple((where, n) for n, (where, _) in numbered.items()))
     check_matches(cases, params)
-    found = {}
+    result = {}
     chosen = zip(leaf_paths(params), labels(cases, params), jax.tree.leaves(params), strict=True)
     for path, n, x in chosen:
         if n is None:
@@ -140,14 +140,14 @@ def rows_of(rows: Any, params: Params, before: list[str]) -> dict[str, Indices]:
             raise ValueError(
                 f"`rows` selects '{path}', which is a new parameter. Its state has no old rows."
             )
-        _, index = given[str(n)]
+        _, index = numbered[str(n)]
         of_axes = index if isinstance(index, Mapping) else {0: index}
-        found[path] = {axis: _index(path, x, axis, of_axes[axis]) for axis in of_axes}
-    return found
+        result[path] = {axis: _index(path, x, axis, of_axes[axis]) for axis in of_axes}
+    return result
 
 
-def _index(path: str, x: Any, axis: Any, given: Any) -> Int[Array, " rows"]:
-    index = jnp.asarray(given) if np.size(given) else jnp.zeros(0, jnp.int32)
+def _index(path: str, x: Any, axis: Any, rows: Any) -> Int[Array, " rows"]:
+    index = jnp.asarray(rows) if np.size(rows) else jnp.zeros(0, jnp.int32)
     if index.ndim != 1 or not jnp.issubdtype(index.dtype, jnp.integer):
         raise TypeError(
             f"The index of `rows` for '{path}' must be a vector of integers, the old entry of each "

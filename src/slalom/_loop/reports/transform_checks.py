@@ -149,9 +149,9 @@ def _ascent(transform: AbstractTransform[Any], params: Params) -> str | None:
 def _parts_where(
     transform: AbstractTransform[Any], params: Params, condition: Callable[[Any], bool]
 ) -> list[Part]:
-    """The parts with such signs, depth first."""
-    found = transforms(transform, params=params)
-    return [part for part in found if condition(part.module.signs(part.params))]
+    """The parts whose signs meet the condition, depth first."""
+    every = transforms(transform, params=params)
+    return [part for part in every if condition(part.module.signs(part.params))]
 
 
 def _check_objective(transform: AbstractTransform[Any], around: Any = None) -> None:
@@ -179,8 +179,8 @@ def _chains(transform: AbstractTransform[Any], params: Params) -> Iterator[list[
 def _inside(link: Part) -> list[Part]:
     """The link and all parts of it, with their whole paths."""
     inner = list(transforms(link.module, params=link.params))
-    own = len(inner[0].path)
-    return [part._replace(path=link.path + part.path[own:]) for part in inner]
+    depth = len(inner[0].path)
+    return [part._replace(path=link.path + part.path[depth:]) for part in inner]
 
 
 def _idle_steps(transform: AbstractTransform[Any], params: Params) -> Iterator[str]:
@@ -292,14 +292,14 @@ def _early_constraints(transform: AbstractTransform[Any], params: Params) -> Ite
 def _two_linearizations(transform: AbstractTransform[Any], params: Params) -> Iterator[str]:
     """The warning of two rules that each linearize the loss in some of the parameters."""
     parts = transforms(transform, params=params)
-    found = [
+    names = [
         part.name
         for part in parts
         if "residuals" in part.module.needs and jax.tree.leaves(part.params)
     ]
-    if len(found) > 1:
+    if len(names) > 1:
         yield (
-            f"'{found[0]}' and '{found[1]}' each compute a step that would reduce all residuals if "
+            f"'{names[0]}' and '{names[1]}' each compute a step that would reduce all residuals if "
             "the parameters of the other one were fixed, so together they overshoot. Use one rule "
             "for both groups, and a first-order rule for the rest."
         )

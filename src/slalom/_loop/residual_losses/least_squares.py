@@ -113,8 +113,8 @@ class LeastSquares(AbstractCurvatureLoss):
                     f"LeastSquares takes functions of the model and one example, got {function!r} "
                     f"for {self._label(name)}."
                 )
-        given = self._by_name("weights", weights, 1.0)
-        self.weights = {name: _as_weight(self._label(name), w) for name, w in given.items()}
+        of_blocks = self._by_name("weights", weights, 1.0)
+        self.weights = {name: _as_weight(self._label(name), w) for name, w in of_blocks.items()}
         flags = self._by_name("per_example", per_example, True)
         for name, flag in flags.items():
             if not isinstance(flag, bool):
@@ -146,16 +146,16 @@ class LeastSquares(AbstractCurvatureLoss):
     def _label(self, name: str) -> str:
         return f"block '{name}'" if isinstance(self.residuals, dict) else "the residual"
 
-    def _by_name(self, what: str, given: Any, default: Any) -> dict[str, Any]:
+    def _by_name(self, what: str, value: Any, default: Any) -> dict[str, Any]:
         """An option of each block."""
-        if not isinstance(given, Mapping):
-            if what == "weights" and given is not None and isinstance(self.residuals, dict):
+        if not isinstance(value, Mapping):
+            if what == "weights" and value is not None and isinstance(self.residuals, dict):
                 raise TypeError(
-                    f"LeastSquares.weights must be a dict from blocks to numbers, got {given!r}."
+                    f"LeastSquares.weights must be a dict from blocks to numbers, got {value!r}."
                 )
-            return dict.fromkeys(self._names, default if given is None else given)
-        self._check_names(f"LeastSquares.{what} names", given)
-        return {name: given.get(name, default) for name in self._names}
+            return dict.fromkeys(self._names, default if value is None else value)
+        self._check_names(f"LeastSquares.{what} names", value)
+        return {name: value.get(name, default) for name in self._names}
 
     def on(self, *args: Any, example_weights: Any = None, **others: Any) -> Residuals:
         if others:
@@ -195,16 +195,16 @@ class LeastSquares(AbstractCurvatureLoss):
                 name: x if isinstance(batch[name], tuple | list) else x[0]
                 for name, x in names.items()
             }
-            own: Any = ({name: _like(batch[name], labels[name]) for name in batch},)
+            batch_axes: Any = ({name: _like(batch[name], labels[name]) for name in batch},)
         else:
-            own = names[ONLY]
+            batch_axes = names[ONLY]
         weights = {
             key: {name: jax.tree.map(lambda _, n=name: n, w) for name, w in omega.items()}
             if isinstance(omega, Mapping)
             else jax.tree.map(lambda _: ONLY, omega)
             for key, omega in kwargs.items()
         }
-        return own, weights
+        return batch_axes, weights
 
     def _axes_of(self, i: int, arguments: tuple[Any, ...]) -> tuple[bool, ...]:
         axes = self.in_axes[i]
@@ -236,24 +236,24 @@ class LeastSquares(AbstractCurvatureLoss):
         self._check_names("The batch has data for", batch)
         return {name: as_arguments(batch[name]) for name in self._names}
 
-    def _example_weights(self, given: Any) -> dict[str, Any]:
-        if given is None:
+    def _example_weights(self, weights: Any) -> dict[str, Any]:
+        if weights is None:
             return {}
         if not isinstance(self.residuals, dict):
-            return {ONLY: given}
-        if not isinstance(given, Mapping):
+            return {ONLY: weights}
+        if not isinstance(weights, Mapping):
             raise TypeError(
                 "`example_weights` must be a dict from blocks to arrays, such as "
-                f"`{{{self._names[0]!r}: weights}}`, got {type(given).__name__}."
+                f"`{{{self._names[0]!r}: weights}}`, got {type(weights).__name__}."
             )
-        self._check_names("`example_weights` names", given)
-        return dict(given)
+        self._check_names("`example_weights` names", weights)
+        return dict(weights)
 
-    def _check_names(self, what: str, given: Iterable[Any]) -> None:
-        for name in given:
+    def _check_names(self, what: str, names: Iterable[Any]) -> None:
+        for name in names:
             if name not in self._names:
-                known = candidates(str(name), self._names)
-                raise ValueError(f"{what} {name!r}, which is no block. Blocks: {known}.")
+                blocks = candidates(str(name), self._names)
+                raise ValueError(f"{what} {name!r}, which is no block. Blocks: {blocks}.")
 
 
 def _soft_l1(z: Array) -> tuple[Array, Array, Array]:

@@ -102,24 +102,24 @@ def residual_loss(loss_fn: Callable[..., Any], loss: Loss) -> AbstractCurvatureL
 
     Raises an error for one that does not suit such a rule.
     """
-    known = loss_fn if isinstance(loss_fn, AbstractCurvatureLoss) else None
-    if known is not None and known.fixed_data is not None:
+    curved = loss_fn if isinstance(loss_fn, AbstractCurvatureLoss) else None
+    if curved is not None and curved.fixed_data is not None:
         for name in ("value_fn", "grad_fn"):
             if loss.askers(name):
                 raise TypeError(
                     f"A transform of this optimizer needs '{name}', the loss at other parameters, "
-                    f"which {type(known).__name__} does not know: {known.fixed_data}. Use a "
+                    f"which {type(curved).__name__} does not know: {curved.fixed_data}. Use a "
                     "rule without a line search, such as `sl.natural_gradient`."
                 )
     if not loss.askers("residuals"):
         return None
-    if known is None:
+    if curved is None:
         raise TypeError(
             "This optimizer needs 'residuals', which this loss does not know. Write the loss as a "
             "function of one example, `sl.train_step(sl.LeastSquares(residual))`, or as an "
             "`sl.OutputLoss`."
         )
-    return known
+    return curved
 
 
 def linearized(

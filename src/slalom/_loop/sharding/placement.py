@@ -1,7 +1,7 @@
 """The placement of state and parameters on a mesh.
 
-Fresh state is where `state_shardings` says. Tracers do not show where arrays are, so an optimizer
-keeps a `StateSharding`, and the trace of a step applies it.
+`state_shardings` places fresh state. Tracers do not show where arrays are, so an optimizer keeps a
+`StateSharding`, and the trace of a step applies it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ from ...tree.sharding import (
 from ...tree.types import PyTree, Tracer
 
 
-def home(x: Any, mesh: Mesh | AbstractMesh) -> NamedSharding:
+def sharding_on(x: Any, mesh: Mesh | AbstractMesh) -> NamedSharding:
     """The sharding of an array on this mesh; replicated if it is not on it yet."""
     sharding = getattr(x, "sharding", None)
     if isinstance(sharding, NamedSharding) and sharding.mesh in (mesh, mesh.abstract_mesh):
@@ -55,9 +55,9 @@ def state_shardings(
     **Returns:** a tree of shardings like the state.
     """
     leaves, structure = jax.tree.flatten(state)
-    found = []
+    result = []
     for slot, x in zip(slots(transform, state, [*params]), leaves, strict=True):
-        sharding = home(jax.typeof(x) if isinstance(x, Tracer) else x, mesh)
+        sharding = sharding_on(jax.typeof(x) if isinstance(x, Tracer) else x, mesh)
         param: Any = params.get(slot.param_among(params) or "")
         of_param = getattr(param, "sharding", None)
         if isinstance(of_param, NamedSharding):
@@ -66,8 +66,8 @@ def state_shardings(
             # Explicit axes are in the types that a rule computes with.
             if _explicit(derived, np.ndim(x)) == _explicit(sharding, np.ndim(x)):
                 sharding = derived
-        found.append(sharding)
-    return structure.unflatten(found)
+        result.append(sharding)
+    return structure.unflatten(result)
 
 
 def _explicit(sharding: NamedSharding, ndim: int) -> list[list[str]]:
@@ -101,11 +101,11 @@ def _spread(shape: Sequence[int], spec: Sequence[Any], mesh: Mesh | AbstractMesh
     axes of a mesh do not, because they would be part of the types that a rule computes with.
     """
     entries = [] if AxisType.Explicit in mesh.axis_types else list(filter(axis_names, spec))
-    found: list[Any] = []
+    result: list[Any] = []
     for size in shape:
         parts = num_parts(mesh.shape, entries[0]) if entries else 0
-        found.append(entries.pop(0) if parts and size and size % parts == 0 else None)
-    return found
+        result.append(entries.pop(0) if parts and size and size % parts == 0 else None)
+    return result
 
 
 def divided(shape: Sequence[int], spec: Sequence[Any], mesh: Mesh | AbstractMesh) -> list[Any]:
@@ -139,12 +139,12 @@ class StateSharding(NamedTuple):
 def remembered(state: Iterable[Any], params: PyTree) -> StateSharding | None:
     """The current shardings of these arrays and parameters; `None` without a mesh with automatic
     axes."""
-    homes = tuple(map(mesh_sharding, jax.tree.leaves(params)))
-    mesh = next((home.mesh for home in homes if home is not None), None)
+    of_params = tuple(map(mesh_sharding, jax.tree.leaves(params)))
+    mesh = next((s.mesh for s in of_params if s is not None), None)
     if mesh is None or AxisType.Auto not in mesh.axis_types:
         return None  # explicit axes are in the types, which every trace sees
-    own = tuple(map(mesh_sharding, state))
-    return StateSharding(mesh, None, own, homes, (None,) * len(homes))
+    of_state = tuple(map(mesh_sharding, state))
+    return StateSharding(mesh, None, of_state, of_params, (None,) * len(of_params))
 
 
 def constrained(arrays: PyTree, shardings: tuple[NamedSharding | None, ...]) -> PyTree:

@@ -16,7 +16,7 @@ from ...tree.packed import unpack
 from ...tree.paths import candidates, example, leaf_paths
 from ...tree.sharding import axis_names, full_spec
 from ..binding.binding import Arrays, Binding, named_arrays
-from .placement import StateSharding, divided, home
+from .placement import StateSharding, divided, sharding_on
 
 
 class ShardedState(NamedTuple):
@@ -57,7 +57,7 @@ def shard(
     transform, state = unpack(arrays.transform), unpack(arrays.state)
     paths = leaf_paths(example(binding.params))
     places = dict(zip(map(id, jax.tree.leaves(state)), slots(transform, state, paths), strict=True))
-    homes = {path: home(x, mesh) for path, x in params.items()}
+    of_params = {path: sharding_on(x, mesh) for path, x in params.items()}
     # The arrays of an encoded leaf are partitioned alike, along an axis that divides all of them.
     shapes: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
     for x in jax.tree.leaves(state):
@@ -66,13 +66,13 @@ def shard(
     chosen, partitioned, whole = [], {}, []
     leaves, structure = jax.tree.flatten(arrays)
     for name, x in zip(named_arrays(arrays), leaves, strict=True):
-        target = home(x, mesh)
+        target = sharding_on(x, mesh)
         slot = places.get(id(x))
         if slot is not None and slot.mark == PARAM_LIKE:
             # A buffer of several parameters, as under `.flatten()`, does not show where they are.
             before, param = target, slot.param
             if param is not None and param in paths:
-                before = _restricted(homes.setdefault(param, target), shapes[slot.leaf])
+                before = _restricted(of_params.setdefault(param, target), shapes[slot.leaf])
                 target = _with_axis(before, shapes[slot.leaf], axis)
             if target is before:
                 whole.append(name)
@@ -83,17 +83,17 @@ def shard(
     moved = list(map(_put, leaves, chosen))
     sizes = map(bytes_per_device, (leaves, moved))
     arrays = structure.unflatten(moved)
-    own = tuple(x.sharding for x in jax.tree.leaves(arrays[1:]))
+    of_state = tuple(x.sharding for x in jax.tree.leaves(arrays[1:]))
     grads = tuple(map(targets.get, paths))
-    sharding = StateSharding(mesh, axis, own, tuple(map(homes.get, paths)), grads)
+    sharding = StateSharding(mesh, axis, of_state, tuple(map(of_params.get, paths)), grads)
     binding = dataclasses.replace(binding, sharding=sharding)
     return arrays, binding, ShardedState(partitioned, tuple(whole), *sizes)
 
 
-def _put(x: Any, home: NamedSharding) -> Any:
+def _put(x: Any, sharding_on: NamedSharding) -> Any:
     if isinstance(x, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=home)
-    return jax.device_put(x, home)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding_on)
+    return jax.device_put(x, sharding_on)
 
 
 def bytes_per_device(arrays: Iterable[Any]) -> int:
@@ -103,8 +103,8 @@ def bytes_per_device(arrays: Iterable[Any]) -> int:
 
 def _check_mesh(mesh: Mesh | AbstractMesh, axis: str) -> None:
     if axis not in mesh.axis_names:
-        known = candidates(axis, list(map(str, mesh.axis_names)))
-        raise ValueError(f"The mesh has no axis '{axis}'. Its axes: {known}.")
+        names = candidates(axis, list(map(str, mesh.axis_names)))
+        raise ValueError(f"The mesh has no axis '{axis}'. Its axes: {names}.")
     if AxisType.Explicit in mesh.axis_types:
         raise ValueError(
             "`shard_state` needs a mesh with automatic axes: with explicit ones the shardings are "
@@ -124,16 +124,16 @@ def _restricted(of_param: NamedSharding, shapes: list[tuple[int, ...]]) -> Named
     return of_param.update(spec=tree.canonical_spec(mesh, kept, len(kept)))
 
 
-def _with_axis(home: NamedSharding, shapes: list[tuple[int, ...]], axis: str) -> NamedSharding:
+def _with_axis(sharding: NamedSharding, shapes: list[tuple[int, ...]], axis: str) -> NamedSharding:
     """The sharding with the axis along the largest dimension that is free and divisible in all
     shapes."""
     shape = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
-    spec = full_spec(home.spec, len(shape))
+    spec = full_spec(sharding.spec, len(shape))
     used = {name for entry in spec for name in axis_names(entry)}
-    parts = home.mesh.shape[axis]
+    parts = sharding.mesh.shape[axis]
     free = [i for i, e in enumerate(spec) if e is None and all(s[i] % parts == 0 for s in shapes)]
     free = [i for i in free if shape[i] > 0]
     if axis in used or parts == 1 or not free:
-        return home
+        return sharding
     spec[max(free, key=lambda i: shape[i])] = axis
-    return home.update(spec=tree.canonical_spec(home.mesh, spec, len(shape)))
+    return sharding.update(spec=tree.canonical_spec(sharding.mesh, spec, len(shape)))

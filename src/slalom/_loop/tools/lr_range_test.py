@@ -94,8 +94,8 @@ class LRRangeTestResult:
     def __repr__(self) -> str:
         rates = f"{len(self.losses)} steps from {self.learning_rates[0]:.3g} to "
         rates += f"{self.learning_rates[-1]:.3g}"
-        found = "no suggestion" if self.suggestion is None else f"suggestion {self.suggestion:.3g}"
-        return f"learning-rate range test: {rates}{', diverged' * self.diverged}, {found}"
+        best = "no suggestion" if self.suggestion is None else f"suggestion {self.suggestion:.3g}"
+        return f"learning-rate range test: {rates}{', diverged' * self.diverged}, {best}"
 
 
 @advise_keywords

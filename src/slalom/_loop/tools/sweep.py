@@ -224,14 +224,14 @@ def sweep(
                 bar(f"lowest loss {lowest:.4g}", new)
 
             try:
-                found = runs.train({k: v[rows] for k, v in values.items()}, source, note)
+                new_losses = runs.train({k: v[rows] for k, v in values.items()}, source, note)
             except jax.errors.JaxRuntimeError as error:
                 no_memory = "RESOURCE_EXHAUSTED" in str(error)
                 if chunk is not None or size == 1 or not no_memory or not source.keeps:
                     raise
                 size = _even(total - done, math.ceil(size / 2))
                 continue
-            losses[done : done + new] = found[:new]
+            losses[done : done + new] = new_losses[:new]
             done += size
     shape = tuple(len(axis) for axis in axes.values())
     return SweepResult(axes, losses.reshape(*shape, steps))
@@ -252,7 +252,7 @@ class _Runs:
 
     def __init__(self, start: Run, advance: Callable[[Run, tuple[Any, ...]], tuple[Run, Array]]):
         whole = split(start.model, start.opt.binding.trainable)
-        # What no step changes is not repeated for each run.
+        # Arrays that no step changes are not repeated for each run.
         self._varies = Run(
             whole.flags,
             jax.tree.map(lambda _: True, start.opt),

@@ -17,7 +17,7 @@ from ..residual_losses import AbstractCurvatureLoss
 
 
 class _Place:
-    """Stands for a state where it was in `aux`."""
+    """Takes the place of a state in `aux`."""
 
 
 PLACE = _Place()
@@ -39,20 +39,20 @@ def with_states(tree: PyTree, states: Sequence[Any]) -> PyTree:
     return jax.tree.map(lambda x: next(rest) if is_state(x) else x, tree, is_leaf=is_state)
 
 
-def check_state(new: PyTree, old: PyTree, given: str) -> None:
+def check_state(new: PyTree, old: PyTree, argument: str) -> None:
     """Raises an error for a state that is not like the one that the loss got.
 
-    `given` is the argument that the state was passed as, for the message.
+    `argument` names the argument that held the state, for the message.
     """
     if jax.tree.structure(new) != jax.tree.structure(old):
-        differ = first_difference(new, old, ("the state that the loss returned", given))
-        raise ValueError(f"The loss must return a state like {given}: {differ}.")
+        differ = first_difference(new, old, ("the state that the loss returned", argument))
+        raise ValueError(f"The loss must return a state like {argument}: {differ}.")
     pairs = zip(jax.tree_util.tree_leaves_with_path(new), jax.tree.leaves(old), strict=True)
     for (path, x), y in pairs:
         a, b = jax.typeof(x), jax.typeof(y)
         if (a.shape, a.dtype) != (b.shape, b.dtype):
             raise ValueError(
-                f"The loss must return a state like {given}, but '{dotted(path)}' was "
+                f"The loss must return a state like {argument}, but '{dotted(path)}' was "
                 f"{b.str_short()} and is now {a.str_short()}."
             )
 
@@ -271,8 +271,8 @@ def _passed_as(which: int | str, names: list[str], passed: Mapping[int | str, An
         other = names.index(which)
     if other is not None and other in passed:
         return other
-    known = candidates(str(which), [_name(key, names) for key in passed])
+    passed_names = candidates(str(which), [_name(key, names) for key in passed])
     raise ValueError(
         f"`batch_args` names {which!r}, but the step was called without such an argument. "
-        f"Arguments after `opt`: {known}."
+        f"Arguments after `opt`: {passed_names}."
     )

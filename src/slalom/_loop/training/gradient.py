@@ -101,9 +101,9 @@ def training_step(
         source = residual_loss(batch_loss.loss_fn, loss)
         weight = inputs.context.get("weight")
 
-        def ask_again(result: LossResult, **known: Any) -> Loss:
-            own = result.weight if options.has_weight else weight
-            context = Context(step=opt.count, weight=own, **known)
+        def ask_again(result: LossResult, **entries: Any) -> Loss:
+            current_weight = result.weight if options.has_weight else weight
+            context = Context(step=opt.count, weight=current_weight, **entries)
             return loss_of(opt.transform, opt.state, context, model.params)
 
         if loss.askers("combined terms"):
@@ -118,11 +118,11 @@ def training_step(
             gradient = _batch_gradient(batch_loss)
 
         result = gradient.result
-        known = _known(gradient, batch_loss, inputs, loss)
+        entries = _context_entries(gradient, batch_loss, inputs, loss)
         if source is not None:
-            known.setdefault("residuals", source.on(*batch_loss.args, **batch_loss.kwargs))
+            entries.setdefault("residuals", source.on(*batch_loss.args, **batch_loss.kwargs))
         params, state = advance(
-            opt, model, gradient.grads, known, gathered=gradient.gathered, in_training_step=True
+            opt, model, gradient.grads, entries, gathered=gradient.gathered, in_training_step=True
         )
         return jax.tree.leaves(params) + state, options.returned(
             result.loss, result.weight, result.aux
@@ -131,28 +131,28 @@ def training_step(
     return train_step
 
 
-def _known(
+def _context_entries(
     gradient: "Gradient", batch_loss: BatchLoss, inputs: TrainingInputs, loss: Loss
 ) -> dict[str, Any]:
     """The inputs of the transforms: those that the caller passed, and those that they ask for."""
     options, opt, result = batch_loss.options, inputs.opt, gradient.result
-    known = {"value": result.loss, **inputs.context, **gradient.known}
+    entries = {"value": result.loss, **inputs.context, **gradient.entries}
     if loss.askers("max_logits"):
         stacked = (options.microbatches is not None) + bool(loss.askers("single examples"))
-        known.setdefault("max_logits", result.max_logits(stacked))
+        entries.setdefault("max_logits", result.max_logits(stacked))
     if options.has_weight:
-        known["weight"] = result.weight
+        entries["weight"] = result.weight
     if loss.askers("grad"):
-        known["grad"] = gradient.mean
+        entries["grad"] = gradient.mean
     if loss.askers("value_fn"):
-        known["value_fn"] = batch_loss.value
+        entries["value_fn"] = batch_loss.value
     if loss.askers("grad_fn"):
-        known["grad_fn"] = lambda model: _unscaled_gradient(batch_loss.at(model, opt)).grads
+        entries["grad_fn"] = lambda model: _unscaled_gradient(batch_loss.at(model, opt)).grads
     if loss.askers("sampled_grad_fn") and inputs.sampled_loss is not None:
-        known["sampled_grad_fn"] = functools.partial(
+        entries["sampled_grad_fn"] = functools.partial(
             _sampled_gradient, batch_loss, inputs.sampled_loss, opt
         )
-    return known
+    return entries
 
 
 class Gradient(NamedTuple):
@@ -164,14 +164,14 @@ class Gradient(NamedTuple):
         needs per-example gradients.
     - `mean`: the gradient of the mean loss.
     - `result`: the results of the loss.
-    - `known`: what else of the context is known with it.
+    - `entries`: more entries of the context.
     - `gathered`: where `grads` are the sums that the first link gathers, as in `Context`.
     """
 
     grads: Updates
     mean: Updates
     result: LossResult
-    known: Mapping[str, Any] = MappingProxyType({})
+    entries: Mapping[str, Any] = MappingProxyType({})
     gathered: tuple[PyTree, int] | None = None
 
 
@@ -219,8 +219,8 @@ def _combined_gradient(
     losses, pullback, packed = jax.vjp(terms_of, batch_loss.trained, has_aux=True)
     result: LossResult = unpack(packed)
 
-    def part_with(**known: Any) -> Part:
-        return ask_again(result, **known).askers("combined terms")[0]
+    def part_with(**entries: Any) -> Part:
+        return ask_again(result, **entries).askers("combined terms")[0]
 
     def gradient(weights: Array) -> Updates:
         (grads,) = pullback(cast(weights, losses.dtype))
@@ -249,7 +249,7 @@ def _combined_gradient(
         # The other parameters get the gradient of the loss itself.
         rest = jax.tree.leaves(gradient(jnp.ones_like(weights)))
         chosen = zip(is_combined, leaves, rest, strict=True)
-        grads = structure.unflatten([own if combined else other for combined, own, other in chosen])
+        grads = structure.unflatten([x if combined else y for combined, x, y in chosen])
     return Gradient(grads, grads, result, {"terms": terms})
 
 

@@ -41,8 +41,8 @@ def scanned_steps(
         # The model's functions cannot be carried, so the leaves are.
         leaves, structure = jax.tree.flatten(inputs)
         is_carried = flagged(inputs, carried(inputs))
-        given = {"args": inputs.args, "context": inputs.context, "kwargs": inputs.kwargs}
-        per_step = _PerStep(given, scan["length"])
+        arguments = {"args": inputs.args, "context": inputs.context, "kwargs": inputs.kwargs}
+        per_step = _PerStep(arguments, scan["length"])
 
         def with_carried(new: list[Array]) -> TrainingInputs:
             rest = iter(new)
@@ -78,12 +78,12 @@ class _PerStep:
 
     **Arguments:**
 
-    - `given`: the positional arguments, the keywords and the context.
+    - `arguments`: the positional arguments, the keywords and the context.
     - `length`: the number of steps, if it was passed.
     """
 
-    def __init__(self, given: dict[str, Any], length: int | None):
-        named, self._structure = jax.tree_util.tree_flatten_with_path(given)
+    def __init__(self, arguments: dict[str, Any], length: int | None):
+        named, self._structure = jax.tree_util.tree_flatten_with_path(arguments)
         self._leaves = [x for _, x in named]
         sizes: dict[str, int] = {}
         for (group, *path), x in named:
@@ -132,12 +132,12 @@ class _PerStep:
 def _guarded(opt: Any) -> list[Any]:
     """The states of the transforms that may forbid the next step."""
 
-    def own(state: Any) -> Any:
+    def without_inner(state: Any) -> Any:
         fields = {field.name for field in dataclasses.fields(state)}
         return dataclasses.replace(state, inner=None) if "inner" in fields else state
 
     parts = transforms(opt.transform, opt.state)
-    return [own(part.state) for part in parts if part.module.guard is not None]
+    return [without_inner(part.state) for part in parts if part.module.guard is not None]
 
 
 def check_guarded(opt: Any, guarded: list[Any], results: Any) -> None:

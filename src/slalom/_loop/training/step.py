@@ -248,10 +248,10 @@ class TrainStep(Generic[P, R]):
                 f"key}}`, got a {type(context).__name__}. To pass an argument of this name to the "
                 "loss, pass it by position."
             )
-        own = {"value", "grad", "value_fn", "grad_fn", "sampled_grad_fn"}
-        own |= {"weight"} if self.options.has_weight else set()
+        provided = {"value", "grad", "value_fn", "grad_fn", "sampled_grad_fn"}
+        provided |= {"weight"} if self.options.has_weight else set()
         for name in context:
-            if name in own:
+            if name in provided:
                 raise TypeError(
                     f"The training step passes '{name}' itself. Remove it from `context`."
                 )
@@ -277,27 +277,27 @@ def _program(function: Any, options: Options, body: Any = training_step) -> Trai
     """One program per loss and options, so that calling `train_step` in a loop compiles once."""
     # A method is a new object each time it is looked up.
     is_method = hasattr(function, "__self__") and hasattr(function, "__func__")
-    own = (id(function.__self__), id(function.__func__)) if is_method else (id(function), 0)
-    if own not in _programs:
+    owner = (id(function.__self__), id(function.__func__)) if is_method else (id(function), 0)
+    if owner not in _programs:
         # A strong reference would keep the loss, and so its own entry, alive forever. The
         # steps hold the loss.
         reference = weakref.WeakMethod if is_method else weakref.ref
         try:
             # Bound here, since names of a module may be `None` already when Python ends. The
             # dead reference becomes the default of `pop`.
-            forget = functools.partial(_programs.pop, own)
+            forget = functools.partial(_programs.pop, owner)
             get_function = reference(function, forget)
         except TypeError:  # the loss does not support weak references
             return _new_program(lambda: function, options, body)
-        _programs[own] = get_function, {}
-    get_function, known = _programs[own]
+        _programs[owner] = get_function, {}
+    get_function, programs = _programs[owner]
     # The other functions are arguments of the program.
     options = options._replace(transform_grads=None, sampled_loss_fn=None)
     # Types are part of the key because 1 == True.
     key = (body, *options, *map(type, options.batch_args or ()))
-    if key not in known:
-        known[key] = _new_program(get_function, options, body)
-    return known[key]
+    if key not in programs:
+        programs[key] = _new_program(get_function, options, body)
+    return programs[key]
 
 
 def _no_optimizer(model: Any, opt: Any) -> str:

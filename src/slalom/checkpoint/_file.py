@@ -49,7 +49,7 @@ class _Checksums:
 
     def __init__(self):
         self._found: dict[tuple[str, int], str] = {}
-        # Bounded, so that what was read and is in use elsewhere does not wait here for long.
+        # Bounded, so that arrays that are in use elsewhere do not wait here for long.
         self._queue: queue.Queue[Any] = queue.Queue(maxsize=8)
         self._threads: list[threading.Thread] | None = None
 
@@ -134,8 +134,8 @@ def write(
     for name in order:
         x = stored[name]
         dtype: str = x.dtype.name
-        sums = (checksum(b""),) * pieces(x.nbytes)
-        entries[name] = Entry(dtype, x.shape, at, x.nbytes, kinds.get(name) or dtype, sums)
+        blank = (checksum(b""),) * pieces(x.nbytes)
+        entries[name] = Entry(dtype, x.shape, at, x.nbytes, kinds.get(name) or dtype, blank)
         at += x.nbytes
     head = encoded(header or {}, entries)
     with replacing(Path(path)) as file:
@@ -148,10 +148,10 @@ def write(
                     sums.add(name, n, data)
                     file.write(data)
         finally:
-            found = sums.finish()
+            computed = sums.finish()
         for name, e in entries.items():
-            known = tuple(found[name, n] for n in range(len(e.checksums)))
-            entries[name] = e._replace(checksums=known)
+            checksums = tuple(computed[name, n] for n in range(len(e.checksums)))
+            entries[name] = e._replace(checksums=checksums)
         file.seek(0)
         file.write(encoded(header or {}, entries))
 
@@ -214,9 +214,9 @@ def _small_dtype(kind: str) -> np.dtype | None:
     """A dtype of at most 8 bits that NumPy does not have, such as float8 and int4 variants."""
     import ml_dtypes
 
-    found = getattr(ml_dtypes, kind, None)
-    small = isinstance(found, type) and issubclass(found, np.generic)
-    return np.dtype(found) if small and np.dtype(found).itemsize == 1 else None
+    dtype = getattr(ml_dtypes, kind, None)
+    small = isinstance(dtype, type) and issubclass(dtype, np.generic)
+    return np.dtype(dtype) if small and np.dtype(dtype).itemsize == 1 else None
 
 
 def _bytes(x: np.ndarray) -> memoryview:
@@ -292,11 +292,11 @@ class File:
         return self
 
     def __exit__(self, *error: object) -> None:
-        found = self._sums.finish()
+        computed = self._sums.finish()
         self._file.close()
         for name in sorted(self._read):
             expected = self._entries[name].checksums
-            if any(found.get((name, n)) != x for n, x in enumerate(expected)):
+            if any(computed.get((name, n)) != x for n, x in enumerate(expected)):
                 raise DamagedError(
                     f"{self._what} is damaged: the array '{name}' does not match its checksum. "
                     f"{INSTEAD}"

@@ -226,16 +226,16 @@ def _entries(
     layout: Mapping[str, Any], kinds: Mapping[str, str], checksums: Mapping[str, str]
 ) -> dict[str, Entry]:
     entries = {}
-    for name, known in layout.items():
-        dtype, shape, (start, stop) = known["dtype"], known["shape"], known["data_offsets"]
+    for name, entry in layout.items():
+        dtype, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
         if not all(type(n) is int and n >= 0 for n in (*shape, start, stop)):
             raise ValueError(f"'{name}' has the shape {shape} at [{start}, {stop}]")
         if stop - start != math.prod(shape) * _SIZES[dtype]:
             raise ValueError(f"'{name}' has {stop - start} bytes")
-        kind, own = kinds.get(name, _NAMES[dtype]), tuple(checksums[name].split())
-        if len(own) != pieces(stop - start):
-            raise ValueError(f"'{name}' has {len(own)} checksums")
-        entries[name] = Entry(_NAMES[dtype], tuple(shape), start, stop - start, kind, own)
+        kind, sums = kinds.get(name, _NAMES[dtype]), tuple(checksums[name].split())
+        if len(sums) != pieces(stop - start):
+            raise ValueError(f"'{name}' has {len(sums)} checksums")
+        entries[name] = Entry(_NAMES[dtype], tuple(shape), start, stop - start, kind, sums)
         if not _is_stored_as(entries[name]):
             raise ValueError(f"'{name}' of dtype {kind!r} is stored as {dtype}")
     return entries

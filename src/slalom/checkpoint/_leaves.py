@@ -31,39 +31,39 @@ NUMBERS = (bool, int, float, complex, str)
 """The Python types that are saved. A subclass, such as an enum, is not."""
 
 
-def nodes(root: str, given: PyTree) -> list[tuple[str, Any]]:
+def nodes(root: str, value: PyTree) -> list[tuple[str, Any]]:
     """The optimizers in a tree and all leaves outside them, by path, in order."""
-    found = jax.tree_util.tree_leaves_with_path(given, is_leaf=lambda x: isinstance(x, Optimizer))
-    return [(".".join(filter(None, (root, dotted(path)))), node) for path, node in found]
+    pairs = jax.tree_util.tree_leaves_with_path(value, is_leaf=lambda x: isinstance(x, Optimizer))
+    return [(".".join(filter(None, (root, dotted(path)))), node) for path, node in pairs]
 
 
-def named_leaves(root: str, given: PyTree) -> list[tuple[str, Any]]:
+def named_leaves(root: str, value: PyTree) -> list[tuple[str, Any]]:
     """Every leaf of a tree with a name of its own, in order."""
     named: dict[str, Any] = {}
-    for path, leaf in binding.named_leaves(given):
+    for path, leaf in binding.named_leaves(value):
         named[binding.free_name(".".join(filter(None, (root, path))), named)] = leaf
     return [*named.items()]
 
 
-def saved_leaves(root: str, given: PyTree) -> dict[str, Any]:
+def saved_leaves(root: str, value: PyTree) -> dict[str, Any]:
     """The leaves of a tree that are saved: arrays, and numbers and strings outside the model.
 
     Functions are part of the program, as is whatever else a model holds. Raises an error for
     anything else, which would be lost.
     """
-    found = {}
-    for name, leaf in named_leaves(root, given):
+    result = {}
+    for name, leaf in named_leaves(root, value):
         in_model = root == "model"
         if tree.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
-            found[name] = leaf
+            result[name] = leaf
         elif type(leaf) in NUMBERS:
             if not in_model:
-                found[name] = leaf
+                result[name] = leaf
         elif _has_values(leaf) or not (
             in_model or callable(leaf) or type(leaf) in (object, _DTYPE)
         ):
             raise TypeError(_not_savable(name, leaf))
-    return found
+    return result
 
 
 _DTYPE = type(np.dtype("float32"))
@@ -85,8 +85,8 @@ _INSTEAD = (
 def _not_savable(name: str, leaf: Any) -> str:
     """The message for a leaf that no checkpoint can hold."""
     last, owner = name.rpartition(".")[2], type(leaf)
-    known = (text for types, text in _INSTEAD if isinstance(leaf, types))
-    instead = next(known, "arrays, numbers and strings, or leave it out")
+    advice = (text for types, text in _INSTEAD if isinstance(leaf, types))
+    instead = next(advice, "arrays, numbers and strings, or leave it out")
     if hasattr(leaf, "state_dict"):
         instead = "its state, `{}.state_dict()`"
     elif _has_values(leaf):
@@ -131,12 +131,12 @@ def kind(x: Any) -> str:
     return f"key<{jax.random.key_impl(x)}>"
 
 
-def difference(theirs: Any, own: Any) -> tuple[str, tuple[str, str]] | None:
+def difference(theirs: Any, ours: Any) -> tuple[str, tuple[str, str]] | None:
     """The field of a report that a difference between two leaves belongs to, and both in words.
 
     `None` if one can take the place of the other.
     """
-    shapes, kinds = (shape_of(theirs), shape_of(own)), (kind(theirs), kind(own))
+    shapes, kinds = (shape_of(theirs), shape_of(ours)), (kind(theirs), kind(ours))
     if None not in shapes and shapes[0] != shapes[1]:
         return "reshaped", (str(shapes[0]), str(shapes[1]))
     return None if kinds[0] == kinds[1] else ("retyped", kinds)
@@ -178,7 +178,7 @@ def to_host(leaves: Mapping[str, Any], copy: bool) -> tuple[dict[str, np.ndarray
     - `copy`: whether the result must stay valid when the arrays are donated or changed.
     """
     kinds = {name: kind(x) for name, x in leaves.items() if is_key(x)}
-    arrays = {name: words(x) for name, x in leaves.items()}
+    arrays = {name: raw(x) for name, x in leaves.items()}
     for x in arrays.values():
         if isinstance(x, jax.Array):
             x.copy_to_host_async()
@@ -186,8 +186,8 @@ def to_host(leaves: Mapping[str, Any], copy: bool) -> tuple[dict[str, np.ndarray
     return {name: np.array(x, copy=copy or None) for name, x in arrays.items()}, kinds
 
 
-def words(x: Any) -> Any:
-    """An array, or the words of keys."""
+def raw(x: Any) -> Any:
+    """An array, or the raw data of keys."""
     return jax.random.key_data(x) if shape_of(x) is not None and is_key(x) else x
 
 
@@ -236,9 +236,9 @@ def layout_of(opt: Optimizer, start: str) -> StateLayout:
     def named(leaf: Any) -> Any:  # `None` for what is no array
         return jax.tree.map(lambda i: names[i] if isinstance(i, Position) else None, leaf)
 
-    own = Side.of(transform, state, example(opt.binding.params))
-    rules = Side.at(rule_slots(transform), jax.tree.leaves(transform), own.params)
-    return {"rules": rules.mapped(named), "state": own.mapped(named)}
+    of_state = Side.of(transform, state, example(opt.binding.params))
+    rules = Side.at(rule_slots(transform), jax.tree.leaves(transform), of_state.params)
+    return {"rules": rules.mapped(named), "state": of_state.mapped(named)}
 
 
 # --- as JSON --------------------------------------------------------------------------------
@@ -254,51 +254,53 @@ def layout_to_json(layout: StateLayout) -> dict[str, Any]:
 
 
 def _leaf_to_json(slot: Slot, names: Any) -> dict[str, Any]:
-    place = slot._asdict() | {"node": slot.node[1]}  # its first entry is the owner
-    known = {"slot": _without_defaults(place), "arrays": jax.tree.leaves(names)}
+    fields = slot._asdict() | {"node": slot.node[1]}  # its first entry is the owner
+    entries = {"slot": _without_defaults(fields), "arrays": jax.tree.leaves(names)}
     if is_encoded(names):
-        known |= {"parts": [*names.arrays], "codec": repr(names.codec), "shape": names.shape}
-        known |= {"dtype": names.dtype.name, "nonnegative": names.nonnegative}
-    return _without_defaults(known)
+        entries |= {"parts": [*names.arrays], "codec": repr(names.codec), "shape": names.shape}
+        entries |= {"dtype": names.dtype.name, "nonnegative": names.nonnegative}
+    return _without_defaults(entries)
 
 
-def _without_defaults(known: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: x for name, x in known.items() if x not in ("", (), False)}
+def _without_defaults(entries: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: x for name, x in entries.items() if x not in ("", (), False)}
 
 
-def layout_from_json(known: Mapping[str, Any], start: str) -> StateLayout:
+def layout_from_json(entries: Mapping[str, Any], start: str) -> StateLayout:
     """The layout from the JSON of `layout_to_json`, with `start` before all names.
 
     Raises an error for anything else.
     """
-    params = [_text(x) for x in known["params"]]
-    parts = {part: [_leaf_from_json(x, start) for x in known[part]] for part in ("rules", "state")}
+    params = [_text(x) for x in entries["params"]]
+    parts = {
+        part: [_leaf_from_json(x, start) for x in entries[part]] for part in ("rules", "state")
+    }
     return {
         part: Side.at([slot for slot, _ in pairs], [names for _, names in pairs], params)
         for part, pairs in parts.items()
     }
 
 
-def _leaf_from_json(known: Mapping[str, Any], start: str) -> tuple[Slot, Any]:
-    fields: dict[str, Any] = dict.fromkeys(Slot._fields, "") | known["slot"]
+def _leaf_from_json(entries: Mapping[str, Any], start: str) -> tuple[Slot, Any]:
+    fields: dict[str, Any] = dict.fromkeys(Slot._fields, "") | entries["slot"]
     for name, x in fields.items():
         if x is not None or name not in ("mark", "param"):
             _text(x)
     fields["node"] = fields["owner"], fields["node"]
     slot = Slot(**fields)
-    arrays = [start + _text(x) for x in known["arrays"]]
-    if "codec" not in known:
+    arrays = [start + _text(x) for x in entries["arrays"]]
+    if "codec" not in entries:
         (name,) = arrays
         return slot, name
-    named = dict(zip(map(_text, known["parts"]), arrays, strict=True))
+    named = dict(zip(map(_text, entries["parts"]), arrays, strict=True))
     if len(named) < max(1, len(arrays)):
         raise ValueError(f"a leaf with the arrays {arrays} and the parts {[*named]}")
-    codec, dtype = _text(known["codec"]), dtype_named(_text(known["dtype"]))
-    shape = tuple(known.get("shape", ()))
+    codec, dtype = _text(entries["codec"]), dtype_named(_text(entries["dtype"]))
+    shape = tuple(entries.get("shape", ()))
     np.empty(0, dtype).reshape(0, *shape)
     if not jax.numpy.issubdtype(dtype, np.inexact):
         raise ValueError(f"parameters of the dtype {dtype.name}")
-    return slot, Encoded(named, codec, shape, dtype, bool(known.get("nonnegative")))
+    return slot, Encoded(named, codec, shape, dtype, bool(entries.get("nonnegative")))
 
 
 def _text(x: Any) -> str:
@@ -315,18 +317,18 @@ def has_all(names: Any, arrays: Mapping[str, Any]) -> bool:
     return all(name in arrays for name in jax.tree.leaves(names))
 
 
-def filled(names: Any, arrays: Mapping[str, Any], known: Mapping[str, Any]) -> Any:
+def filled(names: Any, arrays: Mapping[str, Any], codec_of: Mapping[str, Any]) -> Any:
     """A leaf of a layout with arrays in place of their names.
 
     **Arguments:**
 
     - `names`: the leaf.
     - `arrays`: arrays by name, read or not.
-    - `known`: the codecs of the program, by their code.
+    - `codec_of`: the codecs of the program, by their code.
     """
     leaf = jax.tree.map(arrays.__getitem__, names)
     if is_encoded(leaf) and isinstance(leaf.codec, str):
-        codec = known[leaf.codec] if leaf.codec in known else _codec(leaf.codec)
+        codec = codec_of[leaf.codec] if leaf.codec in codec_of else _codec(leaf.codec)
         leaf = Encoded(leaf.arrays, codec, *leaf.form[1:])
     return leaf
 
@@ -383,11 +385,11 @@ def _codec(code: str) -> Any:
         call = ast.parse(code, mode="eval").body
         if not isinstance(call, ast.Call):
             return code
-        made = getattr(codecs, ast.unparse(call.func).removeprefix("sl.codecs."), None)
-        if not (isinstance(made, type) and issubclass(made, codecs.AbstractCodec)):
+        cls = getattr(codecs, ast.unparse(call.func).removeprefix("sl.codecs."), None)
+        if not (isinstance(cls, type) and issubclass(cls, codecs.AbstractCodec)):
             return code
         options = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
-        found = made(*map(ast.literal_eval, call.args), **options)
+        codec = cls(*map(ast.literal_eval, call.args), **options)
     except (RecursionError, SyntaxError, TypeError, ValueError):
         return code
-    return found if repr(found) == code else code
+    return codec if repr(codec) == code else code

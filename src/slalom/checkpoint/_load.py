@@ -22,7 +22,7 @@ from . import _file
 from ._file import File
 from ._leaves import StateLayout, decoded, layout_from_json, placed
 from ._match import Loaded, Source, assemble
-from ._save import given, settle
+from ._save import trees_of, wait_for_saves
 
 
 @advise_positions(
@@ -78,8 +78,8 @@ def load(
     is no file. If a save to this path is still running in the background, `load` waits for it, and
     raises its error if it fails.
     """
-    trees = given(model, opt, more)
-    settle(path)
+    trees = trees_of(model, opt, more)
+    wait_for_saves(path)
     with _file.File(path) as file:
         arrays = {name: file.unread(name) for name in file.names if name.partition(".")[0] in trees}
         where = f"The checkpoint '{path}'"
@@ -91,14 +91,14 @@ def load(
 def layouts(file: _file.File) -> dict[str, StateLayout]:
     """The layouts of the optimizers in a file, by path."""
     with file.parsing():
-        known = json.loads(file.text["layouts"])
-        found = {path: layout_from_json(x, f"{path}.") for path, x in known.items()}
-        for path, layout in found.items():
+        texts = json.loads(file.text["layouts"])
+        by_path = {path: layout_from_json(x, f"{path}.") for path, x in texts.items()}
+        for path, layout in by_path.items():
             leaves = [names for side in layout.values() for names in side.leaves]
             shapes = {name: file.unread(name).shape for name in jax.tree.leaves(leaves)}
             if file.unread(f"{path}.count").shape == ():
                 _check_entries(layout["state"], shapes)
-        return found
+        return by_path
 
 
 def _check_entries(state: Side, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -123,7 +123,7 @@ def header(path: str | os.PathLike[str]) -> dict[str, str]:
 
     **Raises:** as `sl.checkpoint.load`.
     """
-    settle(path)
+    wait_for_saves(path)
     with _file.File(path) as file:
         return file.text | {"values": file.values_text()}
 
@@ -149,7 +149,7 @@ def from_dict(
 
     **Raises:** as `load`.
     """
-    trees = given(model, opt, more)
+    trees = trees_of(model, opt, more)
     return assemble(Source("The dict", items, {}), trees, strict, hyperparams)
 
 
@@ -217,24 +217,26 @@ def synthesize(
     if not 0 < sigma_rel <= LARGEST:
         raise ValueError(f"`sigma_rel` must be in (0, {LARGEST}], got {sigma_rel}.")
     directory = Path(os.path.abspath(directory))
-    settle(directory / "any")
+    wait_for_saves(directory / "any")
     paths = sorted(directory.glob("*.safetensors"))
     if not paths:
         raise FileNotFoundError(f"There is no checkpoint in '{directory}'.")
-    found: dict[str, list[_SavedAverage]] = {}
+    by_param: dict[str, list[_SavedAverage]] = {}
     # One at a time: a run has more snapshots than a process may have open files.
     for path in paths:
         with File(path) as file:
-            _add_snapshots(file, path, opt, found)
-    if not found:
+            _add_snapshots(file, path, opt, by_param)
+    if not by_param:
         raise ValueError(
             f"The checkpoints in '{directory}' have no power-function average of '{opt}'. "
             "Train with `tx.average(sl.schedules.power_average(0.1))`, and save the optimizer."
         )
-    return _with_averages(model, found, step, sigma_rel)
+    return _with_averages(model, by_param, step, sigma_rel)
 
 
-def _add_snapshots(file: File, path: Path, opt: str, found: dict[str, list[_SavedAverage]]) -> None:
+def _add_snapshots(
+    file: File, path: Path, opt: str, by_param: dict[str, list[_SavedAverage]]
+) -> None:
     """Adds the averages in a file, by the path of the parameter."""
     layout = layouts(file).get(opt)
     if layout is None:
@@ -253,11 +255,11 @@ def _add_snapshots(file: File, path: Path, opt: str, found: dict[str, list[_Save
         }
         ages = {owner: np.unique(age).astype(float).tolist() for owner, age in ages.items()}
         # "" is a model that is one array.
-        own = [(x.param, *pair) for pair in state if (x := pair[0]).param is not None]
-        times = [ages[slot.owner] for _, slot, _ in own]
+        of_params = [(x.param, *pair) for pair in state if (x := pair[0]).param is not None]
+        times = [ages[slot.owner] for _, slot, _ in of_params]
         if not all(times):
             raise ValueError("an average without its number of steps")
-    for (param, slot, names), (time, *others) in zip(own, times, strict=True):
+    for (param, slot, names), (time, *others) in zip(of_params, times, strict=True):
         if others:
             raise ValueError(
                 "The averages of some parameters were reset during the run, so their snapshots "
@@ -265,7 +267,7 @@ def _add_snapshots(file: File, path: Path, opt: str, found: dict[str, list[_Save
             )
         if time > 0:
             snapshot = _SavedAverage(time, sigmas[slot.owner], path, names, slot.local)
-            found.setdefault(param, []).append(snapshot)
+            by_param.setdefault(param, []).append(snapshot)
 
 
 def _pairs(side: Side) -> Iterator[tuple[Slot, Any]]:
@@ -273,17 +275,17 @@ def _pairs(side: Side) -> Iterator[tuple[Slot, Any]]:
 
 
 def _with_averages(
-    model: PyTree, found: dict[str, list[_SavedAverage]], step: int | None, sigma_rel: float
+    model: PyTree, by_param: dict[str, list[_SavedAverage]], step: int | None, sigma_rel: float
 ) -> PyTree:
     leaves, structure = jax.tree.flatten(model)
     names = leaf_paths(model)
-    unknown = [name for name in found if name not in names]
+    unknown = [name for name in by_param if name not in names]
     if unknown:
         raise ValueError(
             f"The checkpoints have an average of '{unknown[0]}', which the model does not have."
         )
     weights: dict[str, Any] = {}
-    for name, snapshots in found.items():
+    for name, snapshots in by_param.items():
         last = max(x.time for x in snapshots)
         end = last if step is None else float(step)
         if step is not None and not 1 <= step <= last:
@@ -294,18 +296,18 @@ def _with_averages(
         pairs = [(x.time, x.sigma_rel) for x in snapshots]
         weights[name] = synthesis_weights(pairs, end, sigma_rel)
     like = dict(zip(names, leaves, strict=True))
-    for name, total in _sums(found, weights, like).items():
+    for name, total in _sums(by_param, weights, like).items():
         leaf = like[name]
         leaves[names.index(name)] = placed(total.astype(leaf.dtype), leaf)
     return structure.unflatten(leaves)
 
 
 def _sums(
-    found: dict[str, list[_SavedAverage]], weights: dict[str, Any], like: dict[str, Any]
+    by_param: dict[str, list[_SavedAverage]], weights: dict[str, Any], like: dict[str, Any]
 ) -> dict[str, Any]:
     """Σ wᵢ·averageᵢ by parameter, in float64: the weights may be large, and of both signs."""
     by_file: dict[Path, list[tuple[str, float, _SavedAverage]]] = {}
-    for name, snapshots in found.items():
+    for name, snapshots in by_param.items():
         for weight, snapshot in zip(weights[name], snapshots, strict=True):
             by_file.setdefault(snapshot.path, []).append((name, weight, snapshot))
     sums: dict[str, Any] = {}

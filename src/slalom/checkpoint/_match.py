@@ -29,10 +29,10 @@ from ._leaves import (
     named_leaves,
     nodes,
     placed,
+    raw,
     read,
     saved_leaves,
     shape_of,
-    words,
 )
 from ._report import MismatchError, Report, mismatch, other_hyperparams
 
@@ -72,7 +72,7 @@ class _Findings:
         """The report."""
         pairs = ("reshaped", "retyped", "hyperparams")
         fields: dict[str, Any] = {
-            name: found if name in pairs else tuple(found) for name, found in self.notes.items()
+            name: items if name in pairs else tuple(items) for name, items in self.notes.items()
         }
         return Report(**fields)
 
@@ -94,11 +94,11 @@ class _Findings:
 
     def differ(self, name: str, leaf: Any, value: Any) -> bool:
         """Notes the difference between a leaf and a value, and returns whether there is one."""
-        found = difference(value, leaf)
-        if found is not None:
-            field, both = found
+        change = difference(value, leaf)
+        if change is not None:
+            field, both = change
             self.notes[field][name] = both
-        return found is not None
+        return change is not None
 
 
 def assemble(
@@ -115,19 +115,19 @@ def assemble(
     """
     if hyperparams not in ("program", "file"):
         raise ValueError(f'`hyperparams` must be "program" or "file", got {hyperparams!r}.')
-    found = _Findings()
+    findings = _Findings()
     for root, template in templates.items():
-        _compare(root, template, source, hyperparams == "file", found)
+        _compare(root, template, source, hyperparams == "file", findings)
     asked = (name for name in source.items if name.partition(".")[0] in templates)
-    found.note("unexpected", *(name for name in asked if name not in found.used))
-    report = found.report()
+    findings.note("unexpected", *(name for name in asked if name not in findings.used))
+    report = findings.report()
     if strict and not report.fits:
         saved = dict.fromkeys(name.partition(".")[0] for name in (*source.items, *source.others))
         raise MismatchError(mismatch(report, source.where, [*templates], [*saved]))
-    # Nothing large has been read so far. One array after the other is, and goes to its devices.
+    # Nothing large has been read so far. Now each array is read and put on its devices in turn.
     trees = {
         root: jax.tree.structure(template).unflatten(
-            placed(found.values[name], leaf) if name in found.values else leaf
+            placed(findings.values[name], leaf) if name in findings.values else leaf
             for name, leaf in named_leaves(root, template)
         )
         for root, template in templates.items()
@@ -153,7 +153,7 @@ def _check_concrete(trees: Mapping[str, PyTree], where: str) -> None:
 
 
 def _compare(
-    root: str, template: PyTree, source: Source, take_hyperparams: bool, found: _Findings
+    root: str, template: PyTree, source: Source, take_hyperparams: bool, findings: _Findings
 ) -> None:
     """Matches the leaves of a tree with the source."""
     leaves = saved_leaves(root, template)
@@ -165,11 +165,11 @@ def _compare(
             )
     for path, node in nodes(root, template):
         if isinstance(node, Optimizer):
-            for name in _compare_optimizers(path, node, source, take_hyperparams, found):
+            for name in _compare_optimizers(path, node, source, take_hyperparams, findings):
                 leaves.pop(name, None)
     for name, leaf in leaves.items():
-        found.take_if_alike(name, leaf, source.items.get(name))
-    found.used.update(leaves)
+        findings.take_if_alike(name, leaf, source.items.get(name))
+    findings.used.update(leaves)
 
 
 # --- optimizers -----------------------------------------------------------------------------
@@ -178,12 +178,12 @@ def _compare(
 class _Pair(NamedTuple):
     """The leaves of a program and of a source."""
 
-    own: Side
-    """Those of the program, as names."""
+    program: Side
+    """The leaves of the program, as names."""
     new: Side
     """The same as arrays."""
     saved: Side
-    """Those of the source, as names."""
+    """The leaves of the source, as names."""
     old: Side
     """The same as arrays, most of which are not read yet."""
     moved: Transfer
@@ -191,110 +191,114 @@ class _Pair(NamedTuple):
 
 
 def _compare_optimizers(
-    path: str, opt: Optimizer, source: Source, take_hyperparams: bool, found: _Findings
+    path: str, opt: Optimizer, source: Source, take_hyperparams: bool, findings: _Findings
 ) -> set[str]:
     """Matches the arrays of an optimizer with the source, by the rules of `opt.rebind`.
 
     **Returns:** their names, without that of the count.
     """
-    own = layout_of(opt, f"{path}.")
-    saved = source.layouts.get(path, own)
+    program = layout_of(opt, f"{path}.")
+    saved = source.layouts.get(path, program)
     arrays = {f"{path}.{name}": x for name, x in named_arrays(opt.arrays).items()}
-    codecs = {repr(x.codec): x.codec for x in own["state"].leaves if is_encoded(x)}
+    codecs = {repr(x.codec): x.codec for x in program["state"].leaves if is_encoded(x)}
     count = source.items.get(f"{path}.count")
     # Several runs have an axis more than their slots say.
     by_name = opt.arrays.count.ndim > 0 or bool(shape_of(count))
 
     def pair(part: str) -> _Pair:
-        known = saved[part].mapped(lambda x: x if has_all(x, source.items) else None)
-        old = known.mapped(lambda x: filled(x, source.items, codecs))
-        new = own[part].mapped(lambda x: filled(x, arrays, codecs))
+        complete = saved[part].mapped(lambda x: x if has_all(x, source.items) else None)
+        old = complete.mapped(lambda x: filled(x, source.items, codecs))
+        new = program[part].mapped(lambda x: filled(x, arrays, codecs))
         for side in (new, old):
             for i in side.entries:
                 # Ages are put together from single entries.
                 side.leaves[i] = _concrete(side.leaves[i])
-        by = _by_name(own[part], new, known, old) if by_name else transfer(old, new, _can_follow)
-        return _Pair(own[part], new, known, old, by)
+        by = (
+            _by_name(program[part], new, complete, old)
+            if by_name
+            else transfer(old, new, _can_follow)
+        )
+        return _Pair(program[part], new, complete, old, by)
 
-    _compare_rules(pair("rules"), take_hyperparams, found)
-    _compare_states(path, pair("state"), count, found)
-    return {name for side in own.values() for x in side.leaves for name in jax.tree.leaves(x)}
+    _compare_rules(pair("rules"), take_hyperparams, findings)
+    _compare_states(path, pair("state"), count, findings)
+    return {name for side in program.values() for x in side.leaves for name in jax.tree.leaves(x)}
 
 
 def _concrete(x: Any) -> Any:
     return np.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else read(x)
 
 
-def _by_name(own: Side, new: Side, saved: Side, old: Side) -> Transfer:
+def _by_name(program: Side, new: Side, saved: Side, old: Side) -> Transfer:
     """Pairs leaves whose arrays have the same names."""
-    known = {tuple(jax.tree.leaves(names)): j for j, names in enumerate(saved.leaves)}
-    keys = (tuple(jax.tree.leaves(names)) for names in own.leaves)
-    origins = {i: known[key] for i, key in enumerate(keys) if key in known}
+    position_of = {tuple(jax.tree.leaves(names)): j for j, names in enumerate(saved.leaves)}
+    keys = (tuple(jax.tree.leaves(names)) for names in program.leaves)
+    origins = {i: position_of[key] for i, key in enumerate(keys) if key in position_of}
     fits = {i: j for i, j in origins.items() if _can_follow(old.leaves[j], new.leaves[i])}
     return Transfer(origins, fits, {}, {}, {*fits.values()})
 
 
-def _compare_rules(rules: _Pair, take_hyperparams: bool, found: _Findings) -> None:
+def _compare_rules(rules: _Pair, take_hyperparams: bool, findings: _Findings) -> None:
     origins = rules.moved.origins
-    for i, (name, leaf) in enumerate(zip(rules.own.leaves, rules.new.leaves, strict=True)):
+    for i, (name, leaf) in enumerate(zip(rules.program.leaves, rules.new.leaves, strict=True)):
         value = rules.old.leaves[origins[i]] if i in origins else None
         if take_hyperparams or isinstance(leaf, jax.ShapeDtypeStruct):
-            found.take_if_alike(name, leaf, value)
+            findings.take_if_alike(name, leaf, value)
         elif value is not None and not _is_equal(value, leaf):
-            found.notes["hyperparams"][name] = _number(value), _number(leaf)
+            findings.notes["hyperparams"][name] = _number(value), _number(leaf)
     # If those of the program are kept, those of the source are not missed.
     used = origins.values() if take_hyperparams else range(len(rules.saved.leaves))
-    found.used.update(rules.saved.leaves[j] for j in used)
+    findings.used.update(rules.saved.leaves[j] for j in used)
 
 
-def _compare_states(path: str, state: _Pair, count: Any, found: _Findings) -> None:
-    own, new, saved, old, moved = state
+def _compare_states(path: str, state: _Pair, count: Any, findings: _Findings) -> None:
+    program, new, saved, old, moved = state
     clocks = {i: count if j is None else old.leaves[j] for i, j in moved.clocks.items()}
     values = {i: old.leaves[j] for i, j in moved.fits.items()} | clocks
     used = {*moved.used, *moved.origins.values(), *moved.clocks.values()} - {None}
-    for i, (slot, leaf) in enumerate(zip(own.places, new.leaves, strict=True)):
-        names, name = jax.tree.leaves(own.leaves[i]), f"{path}.{slot.name}"
+    for i, (slot, leaf) in enumerate(zip(program.places, new.leaves, strict=True)):
+        names, name = jax.tree.leaves(program.leaves[i]), f"{path}.{slot.name}"
         value = values.get(i)
         siblings = [j for j in old.entries if _by_rule(saved.places[j]) == _by_rule(slot)]
         if i in moved.gathered:
-            found.take(names, [moved.gathered[i]])
+            findings.take(names, [moved.gathered[i]])
         elif value is not None and _is_same_form(value, leaf):
-            found.take(names, arrays_in(value))
+            findings.take(names, arrays_in(value))
         elif value is not None and _can_follow(value, leaf):
-            made = in_form_of(leaf, jax.tree.map(jnp.asarray, read(value)))
-            found.take(names, arrays_in(made))
-            found.note("recoded", name)
+            recoded = in_form_of(leaf, jax.tree.map(jnp.asarray, read(value)))
+            findings.take(names, arrays_in(recoded))
+            findings.note("recoded", name)
         elif i in moved.origins:
-            _keep(name, names, leaf, old.leaves[moved.origins[i]], found)
+            _keep(name, names, leaf, old.leaves[moved.origins[i]], findings)
         elif i in new.entries and siblings:
             # The ages of means that all start anew.
-            found.note("restarted", name)
+            findings.note("restarted", name)
             used.update(siblings)
         elif slot.rule != Store.__name__:
-            found.note("missing", *names)
+            findings.note("missing", *names)
         elif isinstance(leaf, jax.ShapeDtypeStruct):
             # The number of steps for which the state was stored.
-            found.values[names[0]] = _concrete(leaf)
+            findings.values[names[0]] = _concrete(leaf)
     used.update(j for j, slot in enumerate(saved.places) if slot.rule == Store.__name__)
-    found.used.update(name for j in used for name in jax.tree.leaves(saved.leaves[j]))
+    findings.used.update(name for j in used for name in jax.tree.leaves(saved.leaves[j]))
 
 
 def _by_rule(slot: Slot) -> tuple[str, str]:
     return slot.rule, slot.local
 
 
-def _keep(name: str, names: list[str], leaf: Any, value: Any, found: _Findings) -> None:
+def _keep(name: str, names: list[str], leaf: Any, value: Any, findings: _Findings) -> None:
     """Notes why a leaf does not take the value of its counterpart."""
     if _can_follow(value, leaf):
-        found.note("restarted", name)
-    elif not found.differ(names[0], leaf, value):
+        findings.note("restarted", name)
+    elif not findings.differ(names[0], leaf, value):
         # One codec may have made other arrays of a leaf in another version.
-        found.notes["retyped"][names[0]] = _arrays(value), _arrays(leaf)
+        findings.notes["retyped"][names[0]] = _arrays(value), _arrays(leaf)
 
 
 def _arrays(leaf: Any) -> str:
-    known = leaf.arrays.items()
-    return f"{kind(leaf)} with " + ", ".join(f"{n} {kind(x)}{list(x.shape)}" for n, x in known)
+    arrays = leaf.arrays.items()
+    return f"{kind(leaf)} with " + ", ".join(f"{n} {kind(x)}{list(x.shape)}" for n, x in arrays)
 
 
 # --- forms of leaves -----------------------------------------------------------------------
@@ -328,9 +332,9 @@ def _is_same_form(old: Any, new: Any) -> bool:
 def _is_equal(value: Any, leaf: Any) -> bool:
     if difference(value, leaf) is not None:
         return False
-    theirs, own = (np.asarray(words(read(x))) for x in (value, leaf))
-    return theirs.tobytes() == own.tobytes()
+    theirs, ours = (np.asarray(raw(read(x))) for x in (value, leaf))
+    return theirs.tobytes() == ours.tobytes()
 
 
 def _number(x: Any) -> str:
-    return shortest(words(read(x)))
+    return shortest(raw(read(x)))

@@ -36,8 +36,8 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             raise IsADirectoryError(errno.EISDIR, "is a directory")
         if os.path.exists(path) and not os.path.isfile(path):
             raise OSError(errno.EINVAL, "is no regular file")
-        own = _shortened(path.name)
-        remove_leftovers(path.parent, lambda name: name == own)
+        prefix = _shortened(path.name)
+        remove_leftovers(path.parent, lambda name: name == prefix)
         temporary, file = _open_temporary(path)
         with file:
             yield file

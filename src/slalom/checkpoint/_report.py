@@ -41,35 +41,36 @@ class Report:
         return not (self.missing or self.unexpected or self.reshaped or self.retyped)
 
     def __repr__(self) -> str:
-        found = vars(self).items()
-        items = {name: differences(x) if isinstance(x, Mapping) else x for name, x in found}
+        fields = vars(self).items()
+        items = {name: differences(x) if isinstance(x, Mapping) else x for name, x in fields}
         return report(items, rare=("restarted", "recoded"))
 
 
-def differences(found: Mapping[str, tuple[str, str]]) -> list[str]:
+def differences(changes: Mapping[str, tuple[str, str]]) -> list[str]:
     """Both values of each item in words."""
     return [
-        f"{name} is {theirs} in the file and {own} here" for name, (theirs, own) in found.items()
+        f"{name} is {theirs} in the file and {ours} here"
+        for name, (theirs, ours) in changes.items()
     ]
 
 
-def mismatch(found: Report, where: str, asked: list[str], saved: list[str]) -> str:
+def mismatch(report: Report, where: str, asked: list[str], saved: list[str]) -> str:
     """The message for a checkpoint that does not fit.
 
     **Arguments:**
 
-    - `found`: the differences.
+    - `report`: the differences.
     - `where`: the checkpoint, at the start of a sentence.
     - `asked`, `saved`: the keywords of the program, and those in the checkpoint.
     """
     lines = {
-        "only in the program": list(found.missing),
-        "only in the file": list(found.unexpected),
-        "other shapes": differences(found.reshaped),
-        "other dtypes": differences(found.retyped),
+        "only in the program": list(report.missing),
+        "only in the file": list(report.unexpected),
+        "other shapes": differences(report.reshaped),
+        "other dtypes": differences(report.retyped),
     }
     text = "".join(f"\n  {what}: {listed(items, 8)}" for what, items in lines.items() if items)
-    if {name.partition(".")[0] for name in found.missing} & {*asked} - {*saved}:
+    if {name.partition(".")[0] for name in report.missing} & {*asked} - {*saved}:
         text += f"\nIt was saved with the keywords {', '.join(saved)}: load it with the same."
     return (
         f"{where} does not fit this program:{text}\nPass the same model and optimizer as when it "
@@ -77,10 +78,10 @@ def mismatch(found: Report, where: str, asked: list[str], saved: list[str]) -> s
     )
 
 
-def other_hyperparams(found: Report, where: str) -> str:
+def other_hyperparams(report: Report, where: str) -> str:
     """The warning for hyperparameters that differ."""
     return (
         f"{where} has other hyperparameters, and those of the program are kept: "
-        f"{listed(differences(found.hyperparams), 8)}. To continue with those of the file, pass "
+        f"{listed(differences(report.hyperparams), 8)}. To continue with those of the file, pass "
         '`hyperparams="file"`.'
     )

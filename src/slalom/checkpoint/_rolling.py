@@ -17,7 +17,7 @@ from ._format import DamagedError, NewerVersionError
 from ._load import layouts, load
 from ._match import Loaded
 from ._replace import remove_leftovers
-from ._save import Saving, given, settle, start
+from ._save import Saving, start, trees_of, wait_for_saves
 
 _Read = TypeVar("_Read")
 _NAME = re.compile(r"step-(\d+)\.safetensors")
@@ -89,7 +89,7 @@ class Rolling:
         **Returns:** a `Saving`. Before an older file is removed, the new one is read again and
         compared with its checksums.
         """
-        trees = given(model, opt, more)
+        trees = trees_of(model, opt, more)
         step = _count(opt) if step is None else operator.index(step)
         if step < 0:
             raise ValueError(f"`step` must be at least 0, got {step}.")
@@ -142,7 +142,7 @@ class Rolling:
         **Raises:** `FileNotFoundError` if there is no complete checkpoint; `MismatchError` if the
         newest one does not fit the program, as `sl.checkpoint.load`.
         """
-        trees = given(model, opt, more)
+        trees = trees_of(model, opt, more)
         options: dict[str, Any] = {"strict": strict, "hyperparams": hyperparams}
         loaded = self._newest(lambda path: load(path, **options, **trees))
         if loaded is not None:
@@ -157,8 +157,8 @@ class Rolling:
         return f"sl.checkpoint.Rolling({str(self.directory)!r}, keep={self.keep})"
 
     def _files(self) -> dict[int, Path]:
-        found = self.directory.iterdir() if self.directory.is_dir() else ()
-        named = ((_NAME.fullmatch(path.name), path) for path in found)
+        entries = self.directory.iterdir() if self.directory.is_dir() else ()
+        named = ((_NAME.fullmatch(path.name), path) for path in entries)
         return {int(match[1]): path for match, path in named if match}
 
     def _newest(self, read: Callable[[Path], _Read]) -> _Read | None:
@@ -167,7 +167,7 @@ class Rolling:
         Another process may save meanwhile: the last file of an earlier look may be gone, and a look
         at a directory that changes may show neither an old file nor a new one.
         """
-        settle(self.directory / "any")
+        wait_for_saves(self.directory / "any")
         tried: set[int] = set()
         looks = 3
         while looks:

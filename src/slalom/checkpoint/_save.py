@@ -112,14 +112,14 @@ def _place(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.realpath(path)).parent
 
 
-def settle(path: str | os.PathLike[str]) -> None:
+def wait_for_saves(path: str | os.PathLike[str]) -> None:
     """Waits for a save to the directory of this file, and raises its error if nobody has seen it.
 
     Called before the next snapshot is made: at most one for each directory is in memory, and saves
     end in their order. And before a file is read, which would be the old one otherwise.
     """
-    if (place := _place(path)) in _unfinished:
-        _unfinished[place].wait()
+    if (directory := _place(path)) in _unfinished:
+        _unfinished[directory].wait()
 
 
 @atexit.register
@@ -182,7 +182,7 @@ def save(
     **Raises:** `OSError` if the file cannot be written; `ValueError` or `TypeError` for values that
     cannot be saved, such as bytes or a set, with a way to save them. The old file is intact.
     """
-    return start(Path(path), given(model, opt, more), background, lambda: None)
+    return start(Path(path), trees_of(model, opt, more), background, lambda: None)
 
 
 def to_dict(*, model: PyTree = None, opt: PyTree = None, **more: PyTree) -> dict[str, Any]:
@@ -202,11 +202,11 @@ def to_dict(*, model: PyTree = None, opt: PyTree = None, **more: PyTree) -> dict
 
     **Returns:** a flat dict of the arrays of the trees, with their shardings.
     """
-    trees = given(model, opt, more)
+    trees = trees_of(model, opt, more)
     return {name: leaf for root, x in trees.items() for name, leaf in saved_leaves(root, x).items()}
 
 
-def given(model: PyTree, opt: PyTree, more: Mapping[str, PyTree]) -> dict[str, PyTree]:
+def trees_of(model: PyTree, opt: PyTree, more: Mapping[str, PyTree]) -> dict[str, PyTree]:
     """The trees that were passed, by keyword."""
     trees = {"model": model, "opt": opt, **more}
     trees = {name: x for name, x in trees.items() if x is not None}
@@ -230,14 +230,14 @@ def start(
     """Saves trees and then does something else, in the background or not."""
     # Joined to the current directory now: it may be another one when the file is written.
     path = Path(os.path.abspath(path))
-    settle(path)
+    wait_for_saves(path)
     leaves, values, layouts = {}, {}, {}
-    for root, given in trees.items():
-        for place, node in nodes(root, given):
+    for root, value in trees.items():
+        for name, node in nodes(root, value):
             if isinstance(node, Optimizer):
                 check_readable(node)
-                layouts[place] = node
-        for name, leaf in saved_leaves(root, given).items():
+                layouts[name] = node
+        for name, leaf in saved_leaves(root, value).items():
             (values if type(leaf) in NUMBERS else leaves)[name] = leaf
     for name in (*leaves, *values):
         _file.check_name(name)

@@ -17,14 +17,14 @@ Tree = TypeVar("Tree")
 # --- the variables of nnx -------------------------------------------------------------------
 
 
-def pure(given: Tree) -> Tree:
+def pure(x: Tree) -> Tree:
     """The tree with arrays in place of nnx variables.
 
     `nnx.Optimizer` passes variables to `init` and arrays to `update`. A path such as
     `layers.0.kernel` must select the same parameters in both.
     """
     nnx = sys.modules.get("flax.nnx")
-    return given if nnx is None else nnx.as_pure(given)
+    return x if nnx is None else nnx.as_pure(x)
 
 
 def with_variables(state: Any, params: PyTree) -> Any:
@@ -32,8 +32,8 @@ def with_variables(state: Any, params: PyTree) -> Any:
     nnx = sys.modules.get("flax.nnx")
     if nnx is None:
         return state
-    given = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, nnx.Variable))
-    if not any(isinstance(x, nnx.Variable) for x in given):
+    variables = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, nnx.Variable))
+    if not any(isinstance(x, nnx.Variable) for x in variables):
         return state
 
     def like(leaf: Any, param: Any) -> Any:
@@ -58,9 +58,9 @@ def register(state: type, to_names: Any, from_names: Any) -> None:
     if serialization is None or serialization.is_serializable(state):
         return
 
-    def to_dict(given: Any) -> dict[str, Any]:
+    def to_dict(value: Any) -> dict[str, Any]:
         # Flax writes no typed PRNG keys, but their numbers.
-        named = to_names(given).items()
+        named = to_names(value).items()
         return {name: jax.random.key_data(x) if is_key(x) else x for name, x in named}
 
     def from_dict(target: Any, saved: dict[str, Any]) -> Any:

@@ -61,29 +61,29 @@ def mark(state: PyTree, params: Params) -> PyTree:
         return isinstance(x, masked_node)
 
     def like_params(node: Any) -> Any:
-        leaves, own = jax.tree.flatten(node, is_leaf=is_masked)
+        leaves, inner_structure = jax.tree.flatten(node, is_leaf=is_masked)
         arrays = [x for x in leaves if not is_masked(x)]
-        if own != structure or not arrays or not all(map(tree.is_array, arrays)):
+        if inner_structure != structure or not arrays or not all(map(tree.is_array, arrays)):
             return None
         alike = all(
             is_masked(x) or (np.shape(x) == shape and tree.is_inexact(x))
             for x, shape in zip(leaves, shapes, strict=True)
         )
-        # Every number has the structure of a single array; one of no dimensions says nothing.
+        # Every number has the structure of a single array, so a scalar shows nothing.
         if jax.tree_util.all_leaves([node]) and (not alike or not np.ndim(node)):
             return None
         without = structure.unflatten([None if is_masked(x) else x for x in leaves])
         return Moment(without) if alike else Factors(without)
 
     def visit(node: Any) -> Any:
-        found = like_params(node)
-        if found is not None or jax.tree_util.all_leaves([node]):
-            return node if found is None else found
-        children, own = jax.tree.flatten(node, is_leaf=lambda x: x is not node)
+        marked = like_params(node)
+        if marked is not None or jax.tree_util.all_leaves([node]):
+            return node if marked is None else marked
+        children, inner_structure = jax.tree.flatten(node, is_leaf=lambda x: x is not node)
         new = [visit(child) for child in children]
         if any(isinstance(x, Moment | Factors) for x in new):
             new = [Shared(x) if tree.is_array(x) else x for x in new]
-        return own.unflatten(new)
+        return inner_structure.unflatten(new)
 
     return visit(state)
 
@@ -132,7 +132,7 @@ def owned(state: PyTree, params: Params) -> PyTree:
     """
     seen = {id(x) for x in jax.tree.leaves(params)}
 
-    def own(x: Any) -> Any:
+    def copied(x: Any) -> Any:
         if isinstance(x, bool | int | float | np.ndarray | np.generic):
             x = jnp.asarray(x)
         if not isinstance(x, jax.Array):
@@ -142,7 +142,7 @@ def owned(state: PyTree, params: Params) -> PyTree:
         seen.add(id(x))
         return jnp.asarray(x, x.dtype) if getattr(x, "weak_type", False) else x
 
-    return jax.tree.map(own, state)
+    return jax.tree.map(copied, state)
 
 
 _ALWAYS = ("value", "grad", "value_fn", "key", "weight")
@@ -194,9 +194,9 @@ class _AbstractFromOptax(AbstractTransform[PyTree]):
     def _extra_args(self, context: Context | None) -> dict[str, Any]:
         if context is None:
             return {}
-        known = {name: getattr(context, name) for name in _ALWAYS}
-        known = {k: x for k, x in known.items() if x is not None}
-        return dict(context.per_param or {}) | known | dict(context.extra)
+        entries = {name: getattr(context, name) for name in _ALWAYS}
+        entries = {k: x for k, x in entries.items() if x is not None}
+        return dict(context.per_param or {}) | entries | dict(context.extra)
 
     def _code(self) -> Call:
         numbers = {f.name: getattr(self, f.name) for f in hyperparameter_fields(self)}
@@ -251,8 +251,8 @@ def from_optax(
     have a type of their own.
     """
     optax = import_optax("from_optax")
-    given: Any = gt
-    gt = given.gradient_transformation() if isinstance(given, optax.MultiSteps) else given
+    passed: Any = gt
+    gt = passed.gradient_transformation() if isinstance(passed, optax.MultiSteps) else passed
     if not isinstance(gt, optax.GradientTransformation):
         advice = uncalled(gt)
         if isinstance(gt, AbstractTransform):

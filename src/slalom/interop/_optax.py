@@ -40,7 +40,7 @@ def name_of(update: Function) -> str:
 
 
 def required_keywords(update: Function) -> tuple[str, ...]:
-    """The extra arguments that this function, or one that it calls, cannot do without."""
+    """The extra arguments that this function, or one that it calls, requires."""
     names = [
         parameter.name
         for f in _all(update)
@@ -107,10 +107,10 @@ def _cells(function: Function) -> dict[str, Any]:
     if inspect.ismethod(function):
         return vars(function.__self__) if hasattr(function.__self__, "__dict__") else {}
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
-    found = {}
+    variables = {}
     for name, cell in zip(names, getattr(function, "__closure__", None) or (), strict=True):
         try:
-            found[name] = cell.cell_contents
+            variables[name] = cell.cell_contents
         except ValueError:
             continue  # it is not defined yet
-    return found
+    return variables

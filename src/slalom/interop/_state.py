@@ -330,17 +330,17 @@ def _is_state(node: Any) -> bool:
 def _the_state(within: PyTree, who: str) -> ToOptaxState:
     """The one `ToOptaxState` in a tree."""
     nodes = jax.tree_util.tree_leaves_with_path(within, is_leaf=_is_state)
-    found = [(path, node) for path, node in nodes if _is_state(node)]
-    if len(found) == 1:
-        return pure(found[0][1])
-    if not found:
+    states = [(path, node) for path, node in nodes if _is_state(node)]
+    if len(states) == 1:
+        return pure(states[0][1])
+    if not states:
         raise TypeError(
             f"`sl.interop.{who}` takes the state of a transform that `sl.interop.to_optax` made, "
             f"or a tree that contains one, got something of type {type(within).__name__} without "
             "one."
         )
-    places = ", ".join(f"`state{jax.tree_util.keystr(path)}`" for path, _ in found)
+    places = ", ".join(f"`state{jax.tree_util.keystr(path)}`" for path, _ in states)
     raise ValueError(
-        f"This tree contains {len(found)} states of `sl.interop.to_optax`. Pass one of them to "
+        f"This tree contains {len(states)} states of `sl.interop.to_optax`. Pass one of them to "
         f"`sl.interop.{who}`: {places}."
     )

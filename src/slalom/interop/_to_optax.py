@@ -104,13 +104,13 @@ def to_optax(
         updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, ToOptaxState]:
         _check_state(state)
-        own = _flax.pure(state)
+        plain = _flax.pure(state)
         grads = _flax.pure(updates)
-        keywords = _keywords(own, params, extra_args)
+        keywords = _keywords(plain, params, extra_args)
         if not jax.tree.leaves(grads):
             return updates, state
-        new, after = _updates(_with_given(own, tx), _flax.pure(params), grads, keywords)
-        return _in_containers_of(updates, grads, new), _in_containers_of(state, own, after)
+        new, after = _updates(_with_given(plain, tx), _flax.pure(params), grads, keywords)
+        return _in_containers_of(updates, grads, new), _in_containers_of(state, plain, after)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -150,7 +150,7 @@ def _updates(
 
 
 def _without_params(inputs: StepInputs) -> tuple[list[Array], Updates]:
-    """As `opt.update`, but the transform sees no parameters, as in Optax's `tx.update(g, s)`."""
+    """Like `opt.update`, but the transform sees no parameters, as in Optax's `tx.update(g, s)`."""
     grads, keywords = inputs.grads, inputs.keywords
     updates, new = advance(
         inputs.opt, split(grads, None), grads, keywords, RETURN, sees_params=False
@@ -165,9 +165,9 @@ _update_without_params = Program(
 )
 
 
-def _in_containers_of(given: PyTree, plain: PyTree, result: PyTree) -> PyTree:
-    """The result in the variables of nnx, where `plain` was taken out of such."""
-    structure = jax.tree.structure(given)
+def _in_containers_of(containers: PyTree, plain: PyTree, result: PyTree) -> PyTree:
+    """The result in the variables of nnx if `plain` was taken out of some."""
+    structure = jax.tree.structure(containers)
     if structure == jax.tree.structure(plain):
         return result
     return structure.unflatten(jax.tree.leaves(result))
@@ -177,12 +177,12 @@ def _in_containers_of(given: PyTree, plain: PyTree, result: PyTree) -> PyTree:
 
 
 def _given(tx: AbstractTransform[Any], bound: AbstractTransform[Any]) -> tuple[str, ...]:
-    """The paths of the arrays of a transform, where others have numbers."""
-    known = names(as_state(bound, None, tree.fresh_count(), ()))
+    """The paths of the arrays of a transform that has arrays in place of numbers."""
+    paths = names(as_state(bound, None, tree.fresh_count(), ()))
     numbers = [
         x for x in jax.tree.leaves(tx) if tree.is_array(x) or isinstance(x, bool | int | float)
     ]
-    pairs = zip(known, numbers, strict=False)
+    pairs = zip(paths, numbers, strict=False)
     return tuple(name for name, x in pairs if tree.is_array(x))
 
 
@@ -215,21 +215,21 @@ def _check_state(state: Any) -> None:
         )
 
 
-def _keywords(state: ToOptaxState, params: PyTree, given: Mapping[str, Any]) -> dict[str, Any]:
+def _keywords(state: ToOptaxState, params: PyTree, extra_args: Mapping[str, Any]) -> dict[str, Any]:
     """The extra arguments that some link may use. Raises an error if one is missing."""
     transform = as_optimizer(state).transform
-    known = {name: x for name, x in given.items() if x is not None}
+    available = {name: x for name, x in extra_args.items() if x is not None}
     if params is not None:
-        known["params"] = params
+        available["params"] = params
     declared = {*KEYWORDS}
     for part in transforms(transform):
         needs = {*part.module.needs} - {"step"}
         if params is None and part.module.per_example:
             needs.add("params")
-        absent = needs - known.keys() - set(known.get("per_param", ()))
+        absent = needs - available.keys() - set(available.get("per_param", ()))
         if "grad_fn" in absent:
             # It is the gradient of the loss.
-            absent = absent - {"grad_fn"} | ({"value_fn"} - known.keys())
+            absent = absent - {"grad_fn"} | ({"value_fn"} - available.keys())
         for name in sorted(absent):
             passed = "params" if name == "params" else f"params, {name}=..."
             raise TypeError(
@@ -237,4 +237,4 @@ def _keywords(state: ToOptaxState, params: PyTree, given: Mapping[str, Any]) -> 
                 f"`tx.update(grads, state, {passed})`."
             )
         declared |= needs
-    return {name: x for name, x in known.items() if name in declared - {"params"}}
+    return {name: x for name, x in available.items() if name in declared - {"params"}}

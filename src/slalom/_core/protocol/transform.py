@@ -65,8 +65,8 @@ def advise_inputs(function: Method) -> Method:
         if "state" not in passed or (name == "step" and "params" not in passed):
             returned = "params" if name == "step" else "updates"
             raise TypeError(
-                f"A transform does not hold its state: `{returned}, state = tx.{name}(grads, state, "
-                "params)`. To step with the model and its gradients, bind it, `opt = "
+                f"A transform does not hold its state: `{returned}, state = tx.{name}(grads, "
+                "state, params)`. To step with the model and its gradients, bind it, `opt = "
                 "sl.Optimizer(tx, model)`, and write `model, opt = opt.step(model, grads)`."
             )
         return function(*args, **keywords)

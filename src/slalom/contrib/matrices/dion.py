@@ -114,16 +114,16 @@ class ScaleByDion(AbstractKeyed, AbstractRule[ScaleByDionState]):
 
         def first(path: str, matrix: Matrix, x: Array) -> Array:
             # From the path, so that a leaf keeps its key when others come or go.
-            own = jax.random.fold_in(key, zlib.crc32(path.encode()))
+            k = jax.random.fold_in(key, zlib.crc32(path.encode()))
             shape = matrix.batch, self.rank(matrix.rows, matrix.columns), matrix.columns
-            return jax.random.normal(own, shape, tree.accumulation_dtype(tree.canonical(x.dtype)))
+            return jax.random.normal(k, shape, tree.accumulation_dtype(tree.canonical(x.dtype)))
 
-        found = zip(leaf_paths(params), matrices(self, params), leaves, strict=True)
+        rows = zip(leaf_paths(params), matrices(self, params), leaves, strict=True)
         if self.scale in ("original", "spectral"):
             warn_guessed(self, params)
         return ScaleByDionState(
             mu=first_moment(self, params, "b1"),
-            basis=structure.unflatten([first(*one) for one in found]),
+            basis=structure.unflatten([first(*one) for one in rows]),
         )
 
     def rank(self, rows: int, columns: int) -> int:

@@ -259,11 +259,11 @@ class ScaleBySplus(AbstractRefreshed[ScaleBySplusState]):
 
     def refresh(self, g, leaf):
         del g
-        found: list[Array] = []
+        basis: list[Array] = []
         for x, q in zip(leaf.statistics, leaf.basis, strict=True):
             # One side after the other.
-            found.append(first_eigenvectors(tree.after(x, found[-1:]), q)[0])
-        leaf.basis = tuple(found)
+            basis.append(first_eigenvectors(tree.after(x, basis[-1:]), q)[0])
+        leaf.basis = tuple(basis)
 
     def advance(self, g, leaf):
         (old,) = leaf.unit

@@ -204,14 +204,14 @@ def mup(
         [Hyperparameter Transfer Enables Consistent Gains of Matrix-Preconditioned Optimizers Across
         Scales](https://arxiv.org/abs/2512.05620), 2025 (Table 1), for the rules over matrices"
     """
-    made = _RULES[rule]() if isinstance(rule, str) and rule in _RULES else rule
-    known = rule_of(made)
-    if known is None:
+    transform = _RULES[rule]() if isinstance(rule, str) and rule in _RULES else rule
+    known_rule = rule_of(transform)
+    if known_rule is None:
         names = ", ".join(map(repr, _RULES))
         raise ValueError(f"The rule of mup must be one of {names}, or such a rule, got {rule!r}.")
-    told = as_layout(getattr(rule, "layout", None) if layout is None else layout)
-    if told is not None:
-        check_layout("layout", told)
+    stated = as_layout(getattr(rule, "layout", None) if layout is None else layout)
+    if stated is not None:
+        check_layout("layout", stated)
     params, narrow = trainable(model), trainable(base)
     paths, others = leaf_paths(params), leaf_paths(narrow)
     if paths != others:
@@ -221,7 +221,7 @@ def mup(
             f"mup needs two models with the same layers, but '{missing}' is only in {where}."
         )
     by_factor: dict[float, list[str]] = {}
-    pairs = zip(layouts(params, told), layouts(narrow, told), strict=True)
+    pairs = zip(layouts(params, stated), layouts(narrow, stated), strict=True)
     for path, (wide, small) in zip(paths, pairs, strict=True):
         inputs, outputs = _growth(path, wide, small, "ik"), _growth(path, wide, small, "o")
         if wide.guessed and wide.module is not None and inputs != outputs:
@@ -234,7 +234,7 @@ def mup(
                 f"{letters!r}}})`."
             )
         factors = [
-            _factor(known, inputs, outputs, one.matrix, other.matrix)
+            _factor(known_rule, inputs, outputs, one.matrix, other.matrix)
             for one, other in zip(wide.blocks, small.blocks, strict=True)
         ]
         factor = factors[0]
@@ -304,12 +304,12 @@ def _factor(
 
 def _globs(chosen: list[str], paths: list[str]) -> Iterable[str]:
     """Globs for some of the paths, with `*` for the index of a layer if all layers are alike."""
-    found = []
+    globs = []
     for path in chosen:
         glob = re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
         alike = all(p in chosen for p in paths if glob_pattern(glob).fullmatch(p))
-        found.append(glob if alike else path)
-    return dict.fromkeys(found)
+        globs.append(glob if alike else path)
+    return dict.fromkeys(globs)
 
 
 def _growth(path: str, wide: Layout, small: Layout, letters: str) -> float:

@@ -91,7 +91,7 @@ def transfer(
 
 
 def _transferred(tx: Chain, wide: PyTree, narrow: PyTree, layout: LayoutLike) -> AbstractTransform:
-    """As `transfer`, for a chain."""
+    """Like `transfer`, for a chain."""
     links, names = list(tx.links), list(tx.names)
     rules = [i for i, link in enumerate(links) if _is_rule(link)]
     inside = [i for i, link in enumerate(links) if i not in rules and _has_rule(link)]
@@ -109,9 +109,9 @@ def _transferred(tx: Chain, wide: PyTree, narrow: PyTree, layout: LayoutLike) ->
         after = [i for i, link in enumerate(links) if isinstance(link, _AFTER)]
         at = min(after, default=len(links))
     rule = links[rules[-1]] if rules else "sgd"
-    if rules:  # a rule reads its matrices as it was told, also inside `.graft`
+    if rules:  # a rule reads its matrices by its own layout, also inside `.graft`
         inner = (getattr(part.module, "layout", None) for part in transforms(links[rules[-1]]))
-        layout = next((own for own in inner if own is not None), layout)
+        layout = next((x for x in inner if x is not None), layout)
     factors = mup(wide, narrow, rule=rule, layout=layout)
     if factors:
         links.insert(at, ScaleBy(factors))
@@ -127,8 +127,8 @@ def _has_rule(link: AbstractTransform) -> bool:
     """Whether a link is a transform around a rule or a learning rate."""
     if not inner_transforms(link) or isinstance(link, ScaleBy):
         return False
-    found = (part.module for part in transforms(link))
-    return any(module.sets_learning_rate or _is_rule(module) for module in found)
+    modules = (part.module for part in transforms(link))
+    return any(module.sets_learning_rate or _is_rule(module) for module in modules)
 
 
 def _check_neutral(link: AbstractTransform) -> None:

@@ -29,20 +29,20 @@ _PARTS = re.compile(r"(?:([1-9]\d*)\((.+)\)|([^()]+))")
 
 def _parsed(role: str) -> tuple[int, tuple[tuple[str, int], ...]] | None:
     """The number of repetitions, and the letter and the share of each part."""
-    found = _PARTS.fullmatch(role)
-    parts = [_PART.fullmatch(p) for p in (found[2] or found[3]).split(":")] if found else [None]
-    if found is None or None in parts:
+    match = _PARTS.fullmatch(role)
+    parts = [_PART.fullmatch(p) for p in (match[2] or match[3]).split(":")] if match else [None]
+    if match is None or None in parts:
         return None
-    return int(found[1] or 1), tuple((p[2], int(p[1] or 1)) for p in parts if p is not None)
+    return int(match[1] or 1), tuple((p[2], int(p[1] or 1)) for p in parts if p is not None)
 
 
-def _check_roles(name: str, given: object) -> None:
-    if not isinstance(given, Cases):
+def _check_roles(name: str, roles: object) -> None:
+    if not isinstance(roles, Cases):
         raise TypeError(
             f"{name} takes a mapping from selectors to what they select, such as "
-            f"{{sl.where.path('**.wq'): 'q', sl.where.path('**.wk'): 'k'}}, got {given!r}."
+            f"{{sl.where.path('**.wq'): 'q', sl.where.path('**.wk'): 'k'}}, got {roles!r}."
         )
-    for _, role in given.cases:
+    for _, role in roles.cases:
         if not isinstance(role, str) or _parsed(role) is None:
             raise ValueError(
                 f"{name} has {role!r}. Write 'q' for queries, 'k' for keys, '4q:k:v' for outputs "
@@ -66,14 +66,14 @@ class _Outputs(NamedTuple):
 
     def number(self, letter: str) -> int:
         """The number of outputs of this kind."""
-        return self.repeats * sum(size for own, size in self.parts if own == letter)
+        return self.repeats * sum(size for kind, size in self.parts if kind == letter)
 
     def factors(self, powers: dict[str, Float[Array, "layers _"]]) -> Float[Array, "..."]:
         """The factor of each output, in a shape that broadcasts to the leaf."""
         columns = []
         for letter, size in self.parts:
-            own = powers[letter][self.layer : self.layer + self.layers]
-            each = jnp.repeat(own, self.repeats * size // own.shape[1], axis=1)
+            of_layers = powers[letter][self.layer : self.layer + self.layers]
+            each = jnp.repeat(of_layers, self.repeats * size // of_layers.shape[1], axis=1)
             columns.append(each.reshape(self.layers, self.repeats, size))
         stacks, outputs = self.layout.axes("s"), self.layout.axes("o")
         shape = self.layout.shape
@@ -150,8 +150,8 @@ class QKClip(AbstractStatelessTransform):
     constrains: ClassVar[bool] = True
     merges: ClassVar[Mapping[str, Merge]] = {
         "max_logits": Merge(
-            start=lambda own, params: jnp.zeros(
-                (len(own._groups(params)), own.heads), canonical_float()
+            start=lambda rule, params: jnp.zeros(
+                (len(rule._groups(params)), rule.heads), canonical_float()
             ),
             read=lambda logits, like: _logit_rows(logits, *like.shape),
             entry=lambda rows: rows,
@@ -161,17 +161,17 @@ class QKClip(AbstractStatelessTransform):
     def init(self, params: Params) -> None:
         tree.check_inexact(params)
         self._groups(params)
-        selected = tuple(own is not None for own in self._outputs(params))
+        selected = tuple(outputs is not None for outputs in self._outputs(params))
         warn_guessed(self, tree.cut(params, selected))
 
     def notes(self, params: Params) -> tuple[str | None, ...]:
-        return tuple(None if own is None else _text(own) for own in self._outputs(params))
+        return tuple(None if x is None else _text(x) for x in self._outputs(params))
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
         params, now = self.demand("params", params), self.at(context)
         groups = self._groups(params)
-        given = self.demand("max_logits", context and context.max_logits)
-        logits = _logit_rows(given, len(groups), self.heads)
+        max_logits = self.demand("max_logits", context and context.max_logits)
+        logits = _logit_rows(max_logits, len(groups), self.heads)
         limit, alpha = (jnp.asarray(x, logits.dtype) for x in (now.threshold, now.alpha))
         # A group is of equal size in all layers of a leaf, but not in all layers of a model.
         largest = {n: jnp.max(logits.reshape(-1, n, self.heads // n), axis=2) for n in {*groups}}
@@ -184,15 +184,15 @@ class QKClip(AbstractStatelessTransform):
             return {"q": ratio**alpha, "k": ratio ** (1 - alpha), "r": ratio, "v": ones}
 
         factors = [
-            () if own is None else (own.factors(powers(groups[own.layer])),)
-            for own in self._outputs(params)
+            () if outputs is None else (outputs.factors(powers(groups[outputs.layer])),)
+            for outputs in self._outputs(params)
         ]
 
-        def scaled(now: SimpleNamespace, u: Array, p: Array, own: tuple[Array, ...]) -> Array:
-            if not own:
+        def scaled(now: SimpleNamespace, u: Array, p: Array, factor: tuple[Array, ...]) -> Array:
+            if not factor:
                 return u
             # Selected, and not added as 0·(p + u), which may be NaN.
-            return jnp.where(own[0] == 1, u, u + (own[0] - 1) * (p + u))
+            return jnp.where(factor[0] == 1, u, u + (factor[0] - 1) * (p + u))
 
         per_param = jax.tree.structure(updates).unflatten(factors)
         return tree.map_leaves(scaled, (updates, params), per_param=(per_param,))
@@ -219,41 +219,41 @@ def _logit_rows(logits: PyTree, layers: int, heads: int) -> Float[Array, "layers
     return jnp.concatenate(rows or [jnp.zeros((0, heads), canonical_float())])
 
 
-def _text(own: _Outputs) -> str:
+def _text(outputs: _Outputs) -> str:
     names = {"q": "queries", "k": "keys", "r": "rotary queries"}
-    kinds = " and ".join(names[letter] for letter, _ in own.parts if letter in names)
-    last = own.layer + own.layers - 1
-    return f"{kinds} of layer{f's {own.layer}–{last}' if last > own.layer else f' {last}'}"
+    kinds = " and ".join(names[letter] for letter, _ in outputs.parts if letter in names)
+    last = outputs.layer + outputs.layers - 1
+    return f"{kinds} of layer{f's {outputs.layer}–{last}' if last > outputs.layer else f' {last}'}"
 
 
-def _outputs(told: tuple[Any, Any], leaves: list[Leaf]) -> list[_Outputs | None]:
+def _outputs(arguments: tuple[Any, Any], leaves: list[Leaf]) -> list[_Outputs | None]:
     """The roles of the outputs of each leaf, with its layers numbered."""
-    where, layout = told
+    where, layout = arguments
     # Weights and biases of the same role are numbered separately.
     layers: dict[tuple[str, bool], int] = {}
-    found: list[_Outputs | None] = [None] * len(leaves)
+    result: list[_Outputs | None] = [None] * len(leaves)
     roles = where.evaluate(leaves)
     chosen = [i for i, role in enumerate(roles) if role is not None]
-    for i, own in zip(chosen, layout_of(layout, [leaves[i] for i in chosen]), strict=True):
+    for i, of_leaf in zip(chosen, layout_of(layout, [leaves[i] for i in chosen]), strict=True):
         leaf, role = leaves[i], roles[i]
-        outputs, stacks = own.axes("o"), own.axes("s")
+        outputs, stacks = of_leaf.axes("o"), of_leaf.axes("s")
         if not outputs:
             raise ValueError(
-                f"QKClip does not know which axes of '{leaf.path}', of shape {own.shape}, are "
+                f"QKClip does not know which axes of '{leaf.path}', of shape {of_leaf.shape}, are "
                 f"outputs (o): write `layout={{sl.where.path({leaf.path!r}): 'oi'}}` for it."
             )
         repeats, parts = _parsed(role) or (1, ())
-        size, shares = _product(own, outputs), repeats * sum(share for _, share in parts)
+        size, shares = _product(of_leaf, outputs), repeats * sum(share for _, share in parts)
         if size % shares:
             raise ValueError(
                 f"QKClip reads '{leaf.path}' as {role!r}, but its {size} outputs are not a "
                 f"multiple of {shares}."
             )
         sizes = tuple((letter, share * (size // shares)) for letter, share in parts)
-        kind, count = (role, bool(own.axes("i"))), _product(own, stacks)
+        kind, count = (role, bool(of_leaf.axes("i"))), _product(of_leaf, stacks)
         begin = layers.get(kind, 0)
         layers[kind] = begin + count
-        found[i] = _Outputs(leaf.path, own, begin, count, repeats, sizes)
+        result[i] = _Outputs(leaf.path, of_leaf, begin, count, repeats, sizes)
     if len({*layers.values()}) > 1:
         counted = ", ".join(
             f"{n} of {role!r} ({'weights' if weights else 'biases'})"
@@ -263,7 +263,7 @@ def _outputs(told: tuple[Any, Any], leaves: list[Leaf]) -> list[_Outputs | None]
             f"QKClip needs as many layers of each kind, and `where` selects {counted}. Select all "
             "layers, or none, and stacks of layers by their layout, such as 'soi'."
         )
-    return found
+    return result
 
 
 def _product(layout: Layout, axes: Sequence[int]) -> int:
@@ -271,14 +271,14 @@ def _product(layout: Layout, axes: Sequence[int]) -> int:
 
 
 @functools.lru_cache(maxsize=1024)
-def _groups(found: tuple[_Outputs | None, ...], heads: int) -> tuple[int, ...]:
+def _groups(outputs: tuple[_Outputs | None, ...], heads: int) -> tuple[int, ...]:
     """For each layer the number of heads of keys."""
     queries: dict[int, _Outputs] = {}
     keys: dict[int, _Outputs] = {}
-    for own in filter(None, found):
-        for letter, known in (("q", queries), ("k", keys)):
-            if own.number(letter):
-                known |= dict.fromkeys(range(own.layer, own.layer + own.layers), own)
+    for x in filter(None, outputs):
+        for letter, by_layer in (("q", queries), ("k", keys)):
+            if x.number(letter):
+                by_layer |= dict.fromkeys(range(x.layer, x.layer + x.layers), x)
     for which, one, other in (("keys", queries, keys), ("queries", keys, queries)):
         for i in one.keys() - other.keys():
             raise ValueError(

@@ -23,11 +23,11 @@ from ...tree.types import Gradients, Params, PyTree
 _T = TypeVar("_T")
 
 
-def _check_combination(name: str, given: object) -> None:
-    if not isinstance(given, AbstractCombination):
+def _check_combination(name: str, combination: object) -> None:
+    if not isinstance(combination, AbstractCombination):
         raise TypeError(
             f"{name} must be a combination of losses, such as `sl.combine.UPGrad()`, got "
-            f"{given!r}.{uncalled(given)}"
+            f"{combination!r}.{uncalled(combination)}"
         )
 
 
@@ -46,7 +46,7 @@ def _check_names(name: str, terms: Any) -> None:
 
 _MERGES = {
     "terms": Merge(
-        start=lambda own, params: jnp.zeros(len(own.terms), canonical_float()),
+        start=lambda combine, params: jnp.zeros(len(combine.terms), canonical_float()),
         read=lambda terms, like: tree.cast(terms.losses, like.dtype),
         entry=Terms,
     )
@@ -153,7 +153,7 @@ class Combine(AbstractWrapper[CombineState]):
     def refreshed(
         self, state: CombineState, context: Context | None, new: Callable[[], _T], kept: _T
     ) -> _T:
-        """What is new in the steps that refresh the weights, and what the others keep."""
+        """The new values in steps that refresh the weights, and the old ones in the others."""
         if self.every == 1:
             return new()
         step = self.demand("step", None if context is None else context.step)
@@ -181,17 +181,17 @@ class Combine(AbstractWrapper[CombineState]):
         return self.inner_part(here), combination._replace(params=None)
 
     def metrics(self, state: CombineState) -> dict[str, Array]:
-        found = {}
+        result = {}
         for kind, values in (("terms", state.losses), ("weights", state.weights)):
-            found |= {f"{kind}.{name}": values[..., i] for i, name in enumerate(self.terms)}
-        found["weighted_loss"] = jnp.sum(state.weights * state.losses, axis=-1)
+            result |= {f"{kind}.{name}": values[..., i] for i, name in enumerate(self.terms)}
+        result["weighted_loss"] = jnp.sum(state.weights * state.losses, axis=-1)
         if state.gram is None:
-            return found
+            return result
         squares = jnp.diagonal(state.gram, axis1=-2, axis2=-1)
         inverse = jnp.where(squares > 0, jax.lax.rsqrt(squares), 0)
         for i, first in enumerate(self.terms):
             for j, second in enumerate(self.terms[:i]):
                 # One factor after the other: the product of both squares may overflow.
                 cosine = state.gram[..., i, j] * inverse[..., i] * inverse[..., j]
-                found[f"cosines.{second}.{first}"] = cosine
-        return found
+                result[f"cosines.{second}.{first}"] = cosine
+        return result

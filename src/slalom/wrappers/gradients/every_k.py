@@ -151,10 +151,10 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
                 )
 
     def init(self, params: Params) -> EveryKState:
-        def dtype(own: np.dtype) -> np.dtype:
+        def dtype(leaf_dtype: np.dtype) -> np.dtype:
             if self.accumulator_dtype is None:
-                return tree.accumulation_dtype(own)
-            return tree.storage_dtype(own, self.accumulator_dtype)
+                return tree.accumulation_dtype(leaf_dtype)
+            return tree.storage_dtype(leaf_dtype, self.accumulator_dtype)
 
         return EveryKState(
             accumulated=tree.zeros_like(params, dtype),
@@ -270,8 +270,8 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
 
     def inner_context(self, here: Part) -> Context:
         state, context = here.state, here.context
-        # Also for what reads the inner hyperparameters from outside: a schedule may follow the loss
-        # of the window, and not that of a mini-batch.
+        # Also for readers of the inner hyperparameters: a schedule may follow the loss of the
+        # window, and not that of a mini-batch.
         weight, totals = _weights(state, context)
         # Parameters that were reset have seen less of the window than the others.
         total = totals if totals.ndim == 0 else jnp.max(totals, initial=0)

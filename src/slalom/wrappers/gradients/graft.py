@@ -87,9 +87,9 @@ class Graft(AbstractWrapper[GraftState]):
 
     def children(self, here: Part) -> tuple[Part, ...]:
         # The inner transform comes last, as in `Outer`.
-        own = None if here.state is None else here.state.magnitude
+        state = None if here.state is None else here.state.magnitude
         path = ("magnitude", *segments(self.magnitude))
-        magnitude = here.child(path, self.magnitude, lambda outer: outer.magnitude, own)
+        magnitude = here.child(path, self.magnitude, lambda outer: outer.magnitude, state)
         return magnitude, self.inner_part(here)
 
     def run(self, here: Part, write: Writer, updates: PyTree) -> tuple[Any, GraftState]:
@@ -112,16 +112,16 @@ class Graft(AbstractWrapper[GraftState]):
     def _layouts(self, updates: Updates) -> list[Layout]:
         """The layout of each leaf, as the rules inside read it."""
         paths = leaf_paths(updates)
-        known = dict(zip(paths, layouts(updates), strict=True))
+        by_path = dict(zip(paths, layouts(updates), strict=True))
         for part in parts(self.inner, params=updates):
-            given = getattr(part.module, "layout", None)
-            if given is not None:  # it is for the leaves that a mask leaves to the rule
-                known |= dict(
-                    zip(leaf_paths(part.params), layouts(part.params, given), strict=True)
+            layout = getattr(part.module, "layout", None)
+            if layout is not None:  # for the leaves that a mask leaves to the rule
+                by_path |= dict(
+                    zip(leaf_paths(part.params), layouts(part.params, layout), strict=True)
                 )
-        found = [known[path] for path in paths]
-        refuse_unequal("`.graft`", updates, found)
-        return found
+        of_leaves = [by_path[path] for path in paths]
+        refuse_unequal("`.graft`", updates, of_leaves)
+        return of_leaves
 
 
 @eqx.filter_jit

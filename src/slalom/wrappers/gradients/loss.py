@@ -182,10 +182,10 @@ class ScaleLoss(AbstractPacedWrapper[ScaleLossState]):
 
         def step(inner_state: PyTree) -> tuple[Any, Any]:
             # In here, because the operands of a conditional are written to memory.
-            known = part.context
-            if known.grad is not None:
-                known = known.replace(grad=tree.scale(known.grad, inverse))
-            inner = part._replace(state=inner_state, context=known)
+            context = part.context
+            if context.grad is not None:
+                context = context.replace(grad=tree.scale(context.grad, inverse))
+            inner = part._replace(state=inner_state, context=context)
             return inner.run(write, scaled(updates, inverse))
 
         # Gradients that are finite stay so when they are unscaled, unless s < 1.

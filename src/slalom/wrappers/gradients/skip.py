@@ -72,8 +72,8 @@ class SkipNotFinite(AbstractSkip):
         del gradient_step, params
         skip, number = jnp.zeros((), bool), jnp.zeros((), jnp.int32)
         for u in jax.tree.leaves(updates):
-            own, count = _any_and_count(~jnp.isfinite(u))
-            skip, number = skip | own, number + count
+            any_here, count = _any_and_count(~jnp.isfinite(u))
+            skip, number = skip | any_here, number + count
         return skip, {"num_not_finite": number}
 
 
@@ -152,17 +152,17 @@ class AnySkip(AbstractSkip):
         self, updates: Updates, gradient_step: Int[Array, ""], params: Params | None
     ) -> tuple[Any, Mapping[str, Any]]:
         skip: Any = False
-        known: dict[str, Any] = {}
+        reports: dict[str, Any] = {}
         for condition in self.conditions:
-            own, report = evaluate_skip(condition, updates, gradient_step, params)
-            twice = [name for name in report if name in known]
+            skips, report = evaluate_skip(condition, updates, gradient_step, params)
+            twice = [name for name in report if name in reports]
             if twice:
                 raise ValueError(
                     f"Two of the conditions {self!r} report '{twice[0]}'. Use different names."
                 )
-            skip = jnp.logical_or(skip, own)
-            known |= report
-        return skip, known
+            skip = jnp.logical_or(skip, skips)
+            reports |= report
+        return skip, reports
 
     def children(self, here: Part) -> tuple[Part, ...]:
         here = here._replace(params=None)

@@ -92,7 +92,7 @@ class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageStat
         context: Context | None,
     ) -> AverageState:
         def take_in(average: PyTree, age: Array) -> tuple[Any, Any]:
-            # Here, since what a conditional is given is written to memory.
+            # Here, since the operands of a conditional are written to memory.
             params = new_params()
             age = tree.increment(age)
             weight = self._weight(age, context)

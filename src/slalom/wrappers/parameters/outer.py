@@ -120,8 +120,8 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
 
     def _outer_part(self, here: Part) -> Part:
         path = ("optimizer", *segments(self.optimizer))
-        own = None if here.state is None else here.state.optimizer
-        part = here.child(path, self.optimizer, lambda outer: outer.optimizer, own)
+        state = None if here.state is None else here.state.optimizer
+        part = here.child(path, self.optimizer, lambda outer: outer.optimizer, state)
         if here.context is None or here.state is None:
             return part
         return part._replace(context=here.context.replace(step=here.state.syncs))
@@ -139,32 +139,32 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
         outer = self._outer_part(here)
 
         def sync(
-            result: PyTree, slow: PyTree, own: PyTree, inner: PyTree
+            result: PyTree, slow: PyTree, outer_state: PyTree, inner: PyTree
         ) -> tuple[Any, Any, Any, Any]:
             full = write.full(params)
             new = tree.add(full, result) if write.returns else write.new_params(params, result)
             new = here.context.constrained(new)
             back = tree.map_leaves(lambda _, s, f: s - f, (slow, new))
-            part = outer._replace(state=own, params=slow)
-            change, own = part.run(RETURN, back)
+            part = outer._replace(state=outer_state, params=slow)
+            change, outer_state = part.run(RETURN, back)
             slow = tree.cast_like(here.context.constrained(tree.add(slow, change)), slow)
             total = tree.map_leaves(lambda _, s, p: s - p, (slow, full))
             result = tree.cast_like(write.assigning(slow)(params, total), result)
-            return result, slow, own, self._reset(inner, slow, params)
+            return result, slow, outer_state, self._reset(inner, slow, params)
 
         def keep(
-            result: PyTree, slow: PyTree, own: PyTree, inner: PyTree
+            result: PyTree, slow: PyTree, outer_state: PyTree, inner: PyTree
         ) -> tuple[Any, Any, Any, Any]:
-            return result, slow, own, inner
+            return result, slow, outer_state, inner
 
-        result, slow, own, resets = jax.lax.cond(
+        result, slow, outer_state, resets = jax.lax.cond(
             due, sync, keep, fast, state.slow, state.optimizer, resets
         )
         return result, OuterState(
             steps_since_sync=jnp.where(due, 0, steps),
             syncs=jnp.where(due, tree.increment(state.syncs), state.syncs),
             inner=resets if self.reset_state else inner,
-            optimizer=own,
+            optimizer=outer_state,
             wrote=jnp.asarray(wrote) if self.reset_state else None,
             slow=slow,
         )
@@ -175,9 +175,9 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
             return None
         # As with `opt.reset`, the state of parameters starts from scratch, but clocks, counters
         # and noise keys continue.
-        own = tree.cast_like(slow, params)
-        again = encoded_as(inner, self.inner.init(own))
-        fresh = reset(self.inner, inner, again, own, leaf_paths(own))
+        start = tree.cast_like(slow, params)
+        again = encoded_as(inner, self.inner.init(start))
+        fresh = reset(self.inner, inner, again, start, leaf_paths(start))
         # Ages are a vector after only some of the parameters were reset.
         return jax.tree.map(lambda x, y: jnp.broadcast_to(x, y.shape), fresh, inner)
 

@@ -203,7 +203,7 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
             heading = self._turned(old, updates)
             along = self._along(old, heading, context)
             updates, seen = self._turned(old, along), self._tangent_context(old, seen)
-        # What a writer inside moves is not the update of a rule.
+        # Changes by a writer inside are not the update of a rule.
         writers = (isinstance(p.module, AbstractParameterWriter) for p in transforms(self.inner))
         holds = not self._is_manifold and not any(writers)
 
@@ -241,7 +241,7 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
         return tree.map_leaves(inside, (params, grads, *self._bounds(params, context)))
 
     def _bounds(self, params: Params, context: Context) -> tuple[Params, Params]:
-        """The bounds of the box, and of those around it. What is not selected has none."""
+        """The bounds of the box and of those around it. Other leaves have none."""
 
         def infinite(x: Array | np.ndarray, sign: int) -> Array:
             inf = sign * np.inf
@@ -259,8 +259,8 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
         return lower, upper
 
     def _turned(self, params: Params, u: Updates) -> Updates:
-        """A gradient as a direction of updates, which is against it but where they ascend, or such
-        a direction as a gradient."""
+        """A gradient as a direction of updates (against it, except where they ascend), or such a
+        direction as a gradient."""
         leaves, structure = jax.tree.flatten(u)
         signs = self.inner.signs(params)
         return structure.unflatten(
@@ -309,12 +309,12 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
         rest = tree.cut(params, tuple(not k for k in keep))
         return tree.merge(structure, keep, projected, rest)
 
-    def _check_result(self, given: PyTree, result: PyTree) -> None:
+    def _check_result(self, params: PyTree, result: PyTree) -> None:
         must = f"The projection {code(self.fn)} must return a tree like the one that it receives"
-        if jax.tree.structure(result) != jax.tree.structure(given):
+        if jax.tree.structure(result) != jax.tree.structure(params):
             names = ("what it returns", "what it receives")
-            raise ValueError(f"{must}: {first_difference(result, given, names)}.")
-        leaves = jax.tree_util.tree_leaves_with_path(given)
+            raise ValueError(f"{must}: {first_difference(result, params, names)}.")
+        leaves = jax.tree_util.tree_leaves_with_path(params)
         for (path, x), y in zip(leaves, jax.tree.leaves(result), strict=True):
             if np.shape(y) != x.shape:
                 raise ValueError(
@@ -342,12 +342,12 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
         return self._evaluated(here, full_precision=True)
 
     def _evaluated(self, here: Part, *, full_precision: bool) -> Params:
-        found = params_to_evaluate(self.inner_part(here), full_precision=full_precision)
-        pairs = zip(jax.tree.leaves(found), jax.tree.leaves(here.params), strict=True)
-        # Those of the model are in the set already.
+        params = params_to_evaluate(self.inner_part(here), full_precision=full_precision)
+        pairs = zip(jax.tree.leaves(params), jax.tree.leaves(here.params), strict=True)
+        # The parameters of the model are in the set already.
         if all(x is p for x, p in pairs):
-            return found
-        return self._projected(found, here.context)
+            return params
+        return self._projected(params, here.context)
 
 
 def refuse_projected(inner: AbstractTransform, call: str, *, averages: bool = True) -> None:

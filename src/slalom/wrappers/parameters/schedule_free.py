@@ -202,10 +202,10 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
     def _fresh_mean(self) -> Array | None:
         return None if self.polyak_beta is None else jnp.zeros((), canonical_float())
 
-    def _storage_dtype(self, own: np.dtype) -> np.dtype:
+    def _storage_dtype(self, leaf_dtype: np.dtype) -> np.dtype:
         if self.state_dtype is None:
-            return tree.accumulation_dtype(own)
-        return storage_dtype(own, self.state_dtype)
+            return tree.accumulation_dtype(leaf_dtype)
+        return storage_dtype(leaf_dtype, self.state_dtype)
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, ScheduleFreeState]:
         here = here.with_context()
@@ -331,28 +331,28 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
         **Raises:** a `ValueError` for a parameter with no such link, or with two.
         """
         paths = leaf_paths(params)
-        found: dict[str, Part] = {}
+        by_path: dict[str, Part] = {}
         for part in transforms(self.inner, state, context, params):
             if not part.module.sets_learning_rate:
                 continue
             keys = (key for key, _ in jax.tree_util.tree_leaves_with_path(part.params))
             for path in dict.fromkeys(dotted(whole(key)) for key in keys):
-                if path in found:
+                if path in by_path:
                     raise ValueError(
                         f"`.schedule_free` weights '{path}' by its learning rate, but both "
-                        f"'{found[path].name}' and '{part.name}' set one. Keep only one; for "
+                        f"'{by_path[path].name}' and '{part.name}' set one. Keep only one; for "
                         "another factor, use `sl.Scale`."
                     )
-                found[path] = part
+                by_path[path] = part
         still = self.inner.signs(params)
         for path, sign in zip(paths, still, strict=True):
-            if path not in found and sign != 0:
+            if path not in by_path and sign != 0:
                 raise ValueError(
                     f"`.schedule_free` weights '{path}' by its learning rate, but no link inside "
                     "sets one. Add it inside: `(tx | "
                     "sl.ScaleByLearningRate(1e-3)).schedule_free()`."
                 )
-        return [found.get(path) for path in paths]
+        return [by_path.get(path) for path in paths]
 
     def _rates(
         self, state: ScheduleFreeState, context: Context | None, params: Params

@@ -42,8 +42,8 @@ class WriteState(eqx.Module):
 
 def _check_policy(name: str, policy: object) -> None:
     if policy not in POLICIES:
-        known = ", ".join(f'"{p}"' for p in POLICIES)
-        raise ValueError(f"{name} must be one of {known}, got {policy!r}.")
+        names = ", ".join(f'"{p}"' for p in POLICIES)
+        raise ValueError(f"{name} must be one of {names}, got {policy!r}.")
 
 
 class Write(AbstractKeyed, AbstractWrapper[WriteState], AbstractParameterWriter[WriteState]):
@@ -130,9 +130,9 @@ class Write(AbstractKeyed, AbstractWrapper[WriteState], AbstractParameterWriter[
         if not self._acts_on(updates if params is None else params):
             result, inner = self.inner_part(here).run(write, updates)
             return result, dataclasses.replace(state, inner=inner)
-        own = write.onto(self._write(state, params, context))
+        inner_write = write.onto(self._write(state, params, context))
         seen = None if context is None else _with_rounded_loss(context, params)
-        result, inner = self.inner_part(here._replace(context=seen)).run(own, updates)
+        result, inner = self.inner_part(here._replace(context=seen)).run(inner_write, updates)
         result, kept = split(result)
         return result, _with_kept(dataclasses.replace(state, inner=inner), kept)
 
@@ -153,9 +153,9 @@ class Write(AbstractKeyed, AbstractWrapper[WriteState], AbstractParameterWriter[
 
     def eval_params(self, here: Part) -> Params:
         full = self._full(here.state, here.params)
-        found = self._found(here, full)
-        # Where nothing inside has parameters of its own, those of the model, bit by bit.
-        return jax.tree.map(lambda x, f, p: p if x is f else x, found, full, here.params)
+        inner = self._found(here, full)
+        # Leaves that no inner transform evaluates elsewhere are those of the model, bit by bit.
+        return jax.tree.map(lambda x, f, p: p if x is f else x, inner, full, here.params)
 
     def full_params(self, here: Part) -> Params:
         return self._found(here, self._full(here.state, here.params))
@@ -220,7 +220,7 @@ def _seeds(numbers: list[Any], paths: list[str]) -> list[Seeds]:
         second = rounding.scramble(second + first)
     seeds = []
     for path in paths:
-        own = np.uint32(zlib.crc32(path.encode()))
-        seeds.append((rounding.scramble(first ^ own), rounding.scramble(second ^ own)))
+        hashed = np.uint32(zlib.crc32(path.encode()))
+        seeds.append((rounding.scramble(first ^ hashed), rounding.scramble(second ^ hashed)))
     # Behind a barrier the kernels of equal parameters are equal, and XLA compiles them once.
     return jax.lax.optimization_barrier(seeds)

@@ -60,10 +60,10 @@ class Drive(AbstractWrapper[DriveState]):
         for name, schedule in schedules.items():
             _check_schedule(name, schedule)
             for path, part, field in targets(inner, name):
-                own = getattr(part.module, field.name)
-                if isinstance(own, AbstractStatefulSchedule):
+                value = getattr(part.module, field.name)
+                if isinstance(value, AbstractStatefulSchedule):
                     raise ValueError(
-                        f"'{path}' is already driven by {own!r}, which '{name}' would "
+                        f"'{path}' is already driven by {value!r}, which '{name}' would "
                         "override. Drive it once."
                     )
                 if path in taken:
@@ -117,8 +117,12 @@ class Drive(AbstractWrapper[DriveState]):
         """The states of the schedules after a step with this context. A schedule whose needs the
         context lacks keeps its state."""
 
-        def advance(schedule: AbstractStatefulSchedule, own: PyTree) -> PyTree:
-            return schedule.update(own, context) if all(map(context.has, schedule.needs)) else own
+        def advance(schedule: AbstractStatefulSchedule, before: PyTree) -> PyTree:
+            return (
+                schedule.update(before, context)
+                if all(map(context.has, schedule.needs))
+                else before
+            )
 
         return {name: advance(s, state.schedules[name]) for name, s in self.schedules.items()}
 
@@ -131,13 +135,13 @@ class Drive(AbstractWrapper[DriveState]):
         return inner
 
 
-def _check_schedule(name: str, given: object) -> None:
-    if isinstance(given, AbstractStatefulSchedule):
+def _check_schedule(name: str, schedule: object) -> None:
+    if isinstance(schedule, AbstractStatefulSchedule):
         return
-    advice = uncalled(given) if isinstance(given, type) else ""
-    if not advice and (isinstance(given, AbstractSchedule) or is_function(given)):
+    advice = uncalled(schedule) if isinstance(schedule, type) else ""
+    if not advice and (isinstance(schedule, AbstractSchedule) or is_function(schedule)):
         advice = " Pass a stateless schedule as the hyperparameter itself, in place of a number."
     raise TypeError(
         f"`.drive` takes stateful schedules, such as `sl.schedules.ReduceOnPlateau(1e-3)`, got "
-        f"{given!r} of type {type(given).__name__} for '{name}'.{advice}"
+        f"{schedule!r} of type {type(schedule).__name__} for '{name}'.{advice}"
     )

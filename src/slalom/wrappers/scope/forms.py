@@ -107,10 +107,10 @@ class Flatten(AbstractWrapper[FlattenState]):
         joined = self._join(updates, buffers) if until else None
         full = write.full(params)
         seen = full if full is None or not until else self._join(full, buffers)
-        known = self._join_context(context, full, buffers)
+        inside = self._join_context(context, full, buffers)
         states = []
         for link in links[:until]:
-            joined, new = link._replace(params=seen, context=known).run(RETURN, joined)
+            joined, new = link._replace(params=seen, context=inside).run(RETURN, joined)
             states.append(new)
         if joined is not None:
             updates = self._split(joined, updates, buffers)
@@ -151,8 +151,8 @@ class Flatten(AbstractWrapper[FlattenState]):
         for (path, size), name in zip(small, state.buffers, strict=True):
             sizes.setdefault(name, {})[path] = size
         return {
-            f"together.{name}": {path: n / max(sum(own.values()), 1) for path, n in own.items()}
-            for name, own in sizes.items()
+            f"together.{name}": {path: n / max(sum(part.values()), 1) for path, n in part.items()}
+            for name, part in sizes.items()
         }
 
     def _joins(self, leaf: PyTree) -> bool:
@@ -179,10 +179,10 @@ class Flatten(AbstractWrapper[FlattenState]):
         # Leaves of different buffers share them. Unsigned, since JAX would count negative ones from
         # the end.
         unique = sorted({*starts})
-        given = as_arguments(
+        arguments = as_arguments(
             list(map(np.uint32, unique)), next(iter(joined.together.values()), None)
         )
-        start_of = dict(zip(unique, given, strict=True))
+        start_of = dict(zip(unique, arguments, strict=True))
         of_small = zip(buffers, starts, strict=True)
         apart = iter(jax.tree.leaves(joined.apart))
         pieces = []
@@ -226,16 +226,19 @@ def _names(dtypes: list[str]) -> tuple[str, ...]:
 
 
 def _concatenate(group: list[Any]) -> Array:
-    own = {tree.canonical(x.dtype) for x in group}
+    dtypes = {tree.canonical(x.dtype) for x in group}
     # Updates in one buffer may differ in dtype, so they are promoted to a common one.
-    dtype = own.pop() if len(own) == 1 else tree.accumulation_dtype(*own, *(x.dtype for x in group))
+    if len(dtypes) == 1:
+        (dtype,) = dtypes
+    else:
+        dtype = tree.accumulation_dtype(*dtypes, *(x.dtype for x in group))
     whole = [_with_spec(x, x, PartitionSpec(*(None,) * np.ndim(x))) for x in group]
     buffer = jnp.concatenate([jnp.ravel(jnp.asarray(x, dtype)) for x in whole])
-    home = None if isinstance(buffer, Tracer) else buffer.sharding
-    if not isinstance(home, NamedSharding):
+    sharding = None if isinstance(buffer, Tracer) else buffer.sharding
+    if not isinstance(sharding, NamedSharding):
         return buffer
     # The compiler would choose, depending on the leaves. `sl.plan` must know.
-    return jax.device_put(buffer, home.update(spec=tree.canonical_spec(home.mesh, (), 1)))
+    return jax.device_put(buffer, sharding.update(spec=tree.canonical_spec(sharding.mesh, (), 1)))
 
 
 def _with_spec(x: Array, like: Array, spec: PartitionSpec) -> Array:
@@ -243,10 +246,10 @@ def _with_spec(x: Array, like: Array, spec: PartitionSpec) -> Array:
 
     They are part of its type, so that only arrays that are sharded alike can be joined and added.
     """
-    home = jax.typeof(like).sharding
+    sharding = jax.typeof(like).sharding
     if jax.typeof(x).sharding.spec == spec:
         return x
-    return jax.sharding.reshard(x, home.update(spec=spec))
+    return jax.sharding.reshard(x, sharding.update(spec=spec))
 
 
 class RealAndImaginary(NamedTuple):
@@ -320,11 +323,11 @@ class SplitComplex(AbstractWrapper[Any]):
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         signs = iter(self.inner.signs(_split(params)))
-        found: list[int | None] = []
+        result: list[int | None] = []
         for leaf in jax.tree.leaves(params):
             halves = {next(signs) for _ in jax.tree.leaves(_split(leaf))}
-            found.append(halves.pop() if len(halves) == 1 else None)
-        return tuple(found)
+            result.append(halves.pop() if len(halves) == 1 else None)
+        return tuple(result)
 
 
 def _split(tree: PyTree) -> PyTree:

@@ -202,8 +202,8 @@ class Partition(AbstractComposite[PartitionState]):
 
     def has_updated(self, state: PartitionState) -> Bool[Array, "*runs"] | bool:
         wrote: Array | bool = False
-        for group, own, empty in zip(self.groups, state.groups, state.is_empty, strict=True):
-            wrote = wrote | (not empty and group.has_updated(own))
+        for group, s, empty in zip(self.groups, state.groups, state.is_empty, strict=True):
+            wrote = wrote | (not empty and group.has_updated(s))
         return wrote
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
@@ -238,8 +238,8 @@ class Partition(AbstractComposite[PartitionState]):
 
     def _masks(self, params: Params) -> tuple[tuple[bool, ...], ...]:
         """A mask for each group."""
-        given = labels(self.labeling, params)
-        for path, label in zip(leaf_paths(params), given, strict=True):
+        label_of = labels(self.labeling, params)
+        for path, label in zip(leaf_paths(params), label_of, strict=True):
             if label is None:
                 raise ValueError(
                     f"The parameter '{path}' has no label. Give every leaf one, for example with "
@@ -250,7 +250,7 @@ class Partition(AbstractComposite[PartitionState]):
                     f"The parameter '{path}' has the label {label!r}, for which there is no "
                     f"transform. Labels with a transform: {candidates('', map(str, self.names))}."
                 )
-        return tuple(tuple(label == name for label in given) for name in self.names)
+        return tuple(tuple(label == name for label in label_of) for name in self.names)
 
     def _code(self) -> Call:
         if isinstance(self.labeling, Cases) and self.labeling.rest == REST:
@@ -263,9 +263,9 @@ class Partition(AbstractComposite[PartitionState]):
         return Call("sl.partition", (dict(zip(self.names, self.groups, strict=True)), labeling))
 
 
-def _check_mapping(takes: str, given: object) -> None:
-    if not isinstance(given, Mapping):
-        raise TypeError(f"{takes}, got {given!r} of type {type(given).__name__}.")
+def _check_mapping(takes: str, value: object) -> None:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{takes}, got {value!r} of type {type(value).__name__}.")
 
 
 def partition(transforms: Mapping[Hashable, AbstractTransform], labels: PyTree) -> Partition:

@@ -86,13 +86,13 @@ class Record(AbstractWrapper[RecordState]):
         return jax.tree.map(jnp.copy, read(self.inner, state, context))
 
     def metrics(self, state: RecordState) -> dict[str, Array]:
-        own = {
+        norms = {
             "grad_norm": state.grad_norm,
             "update_norm": state.update_norm,
             "param_norm": state.param_norm,
             "lost_updates": state.lost_updates,
         }
-        return own | state.hyperparams
+        return norms | state.hyperparams
 
 
 def _as(like: Scalar, x: Array | float) -> Scalar:

@@ -44,8 +44,8 @@ class Codecs(NamedTuple):
     pairs: tuple[tuple[str, Any], ...]
 
 
-def _as_codecs(given: object) -> object:
-    return Codecs(tuple(given.items())) if isinstance(given, Mapping) else given
+def _as_codecs(codecs: object) -> object:
+    return Codecs(tuple(codecs.items())) if isinstance(codecs, Mapping) else codecs
 
 
 class Store(AbstractWrapper[StoreState]):
@@ -113,13 +113,13 @@ class Store(AbstractWrapper[StoreState]):
         return slots(self.inner, structure.unflatten(range(len(leaves))), leaf_paths(params))
 
     def warnings(self, params: Params) -> Iterator[str]:
-        # Without their memory: an array on the host is not multiplied by one that is on the device.
+        # Without their memory: JAX does not multiply an array on the host by one on the device.
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
         state = jax.eval_shape(self.inner.init, shapes)
         leaves, places = jax.tree.leaves(state, is_leaf=is_encoded), self._places(params, state)
         if not jax.tree.leaves(params) or self._chosen(params, leaves, places):
             return
-        own = [slot.field for slot in places if slot.mark == PARAM_LIKE]
+        fields = [slot.field for slot in places if slot.mark == PARAM_LIKE]
         smaller = self._chosen(params, leaves, places, least=1)
         if smaller:
             largest = max(math.prod(leaves[i].shape) for i in smaller)
@@ -127,10 +127,10 @@ class Store(AbstractWrapper[StoreState]):
                 f"its largest leaf has {largest} entries, and `min_size` is {self.min_size}. To "
                 "store smaller ones, pass `min_size=1`"
             )
-        elif own and self.where is not None:
+        elif fields and self.where is not None:
             why = f"{self.where!r} selects no parameter with such state. Select others"
-        elif own:
-            names = listed(dict.fromkeys(map(repr, own)), 3)
+        elif fields:
+            names = listed(dict.fromkeys(map(repr, fields)), 3)
             why = (
                 f"its fields {names} stay as they are unless they are named. Remove it, or name "
                 "them: `.store({name: codec})`"
@@ -156,29 +156,29 @@ class Store(AbstractWrapper[StoreState]):
         """The codec of each leaf that has one, by position."""
         least = self.min_size if least is None else least
         paths = {i: f"{s.node[0]}.{s.field}".lstrip(".") for i, s in enumerate(places)}
-        known = {i: name for i, name in paths.items() if places[i].mark == PARAM_LIKE}
+        field_of = {i: name for i, name in paths.items() if places[i].mark == PARAM_LIKE}
         selected = None
         if self.where is not None:
             keep = mask(self.where, params)
             selected = {p for p, k in zip(leaf_paths(params), keep, strict=True) if k}
-        found: dict[int, Any] = {}
-        for name, given in self._codecs():
-            codec = as_codec("The codec", given)
-            named = {i for i, field in known.items() if _is_named(name, field)}
-            if name and not named and known:
+        codec_of: dict[int, Any] = {}
+        for name, stated in self._codecs():
+            codec = as_codec("The codec", stated)
+            named = {i for i, field in field_of.items() if _is_named(name, field)}
+            if name and not named and field_of:
                 raise ValueError(
                     f"`.store` names the field '{name}', which is not in the state of this "
-                    f"transform. Its fields: {candidates(name, sorted(set(known.values())))}."
+                    f"transform. Its fields: {candidates(name, sorted(set(field_of.values())))}."
                 )
-            for i in sorted(named - found.keys()):
+            for i in sorted(named - codec_of.keys()):
                 slot = places[i]
                 if not name and slot.stored in (EXACT, COPY) and not isinstance(codec, offload):
                     continue
                 if selected is not None and slot.param not in selected:
                     continue
                 if math.prod(leaves[i].shape) >= least:
-                    found[i] = codec
-        return found
+                    codec_of[i] = codec
+        return codec_of
 
 
 def _is_named(name: str, field: str) -> bool:
@@ -210,10 +210,10 @@ def _offloaded(slot: Slot, x: PyTree, memory_kind: str) -> PyTree:
     """An array in another memory."""
     if isinstance(x, Tracer) or not isinstance(x, jax.Array):
         return to_host(x) if memory_kind == "pinned_host" else x
-    known = sorted(m.kind for m in next(iter(x.sharding.device_set)).addressable_memories())
-    if memory_kind not in known:
+    kinds = sorted(m.kind for m in next(iter(x.sharding.device_set)).addressable_memories())
+    if memory_kind not in kinds:
         raise ValueError(
             f"'{slot.name}' cannot be stored in the memory {memory_kind!r}, which the backend "
-            f"'{jax.default_backend()}' does not have. Its memories: {', '.join(map(repr, known))}."
+            f"'{jax.default_backend()}' does not have. Its memories: {', '.join(map(repr, kinds))}."
         )
     return jax.device_put(x, x.sharding.with_memory_kind(memory_kind))

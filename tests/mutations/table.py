@@ -132,8 +132,8 @@ MUTATIONS = {
     ),
     "an empty group counts as having updated": Mutation(
         "wrappers/scope/partitions.py",
-        "(not empty and group.has_updated(own))",
-        "group.has_updated(own)",
+        "(not empty and group.has_updated(s))",
+        "group.has_updated(s)",
         "core/test_where.py core/test_compose.py wrappers/test_wrappers.py",
     ),
     "Polyak's step size sees the loss that is maximized": Mutation(

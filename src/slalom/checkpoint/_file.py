@@ -48,7 +48,7 @@ class _Checksums:
     """
 
     def __init__(self):
-        self._found: dict[tuple[str, int], str] = {}
+        self._computed: dict[tuple[str, int], str] = {}
         # Bounded, so that arrays that are in use elsewhere do not wait here for long.
         self._queue: queue.Queue[Any] = queue.Queue(maxsize=8)
         self._threads: list[threading.Thread] | None = None
@@ -70,7 +70,7 @@ class _Checksums:
             self._compute(*task)
 
     def _compute(self, name: str, n: int, data: memoryview) -> None:
-        self._found[name, n] = checksum(data)
+        self._computed[name, n] = checksum(data)
 
     def add(self, name: str, n: int, data: memoryview) -> None:
         """Takes the piece with this number of an array."""
@@ -89,7 +89,7 @@ class _Checksums:
             self._queue.put(None)
         for thread in threads:
             thread.join()
-        return self._found
+        return self._computed
 
 
 def _pieces(data: memoryview) -> Iterator[tuple[int, memoryview]]:

@@ -121,8 +121,8 @@ def inputs(rule: object, params: Params) -> tuple[int, ...]:
 
 def _known_layouts(rule: object, params: Params, what: str) -> tuple[Layout, ...]:
     """The layouts. Raises an error if one is unknown."""
-    who, known = type(rule).__name__, _layouts(rule, params)
-    for path, layout in zip(leaf_paths(params), known, strict=True):
+    who, result = type(rule).__name__, _layouts(rule, params)
+    for path, layout in zip(leaf_paths(params), result, strict=True):
         if layout.letters is None:
             letters = "i" * (len(layout.shape) - 1) + "o"
             raise ValueError(
@@ -131,7 +131,7 @@ def _known_layouts(rule: object, params: Params, what: str) -> tuple[Layout, ...
                 f"`{public_name(type(rule))}(..., layout={{sl.where.path({path!r}): "
                 f"{letters!r}}})`."
             )
-    return known
+    return result
 
 
 def warn_guessed(rule: object, params: Params) -> None:

@@ -85,8 +85,8 @@ def constrain(x: T, sharding: NamedSharding) -> T:
     for kind, constraint in constraints:
         names = [n for n, k in zip(axes, sharding.mesh.axis_types, strict=True) if k == kind]
         if names:
-            own = sharding if len(names) == len(axes) else _restricted(sharding, names)
-            x = constraint(x, own)
+            part = sharding if len(names) == len(axes) else _restricted(sharding, names)
+            x = constraint(x, part)
     return x
 
 

@@ -191,9 +191,9 @@ def checked_split(model: PyTree, trainable: Where | None) -> Split:
     parts = split(model, trainable)
     for i, x in enumerate(parts.leaves):
         if _of_pytorch(x):
-            place = f"contains at '{parts.paths[i]}'" if parts.paths[i] else "is"
+            where = f"contains at '{parts.paths[i]}'" if parts.paths[i] else "is"
             raise TypeError(
-                f"The model {place} a {type(x).__name__} of PyTorch. Write the model with Equinox, "
+                f"The model {where} a {type(x).__name__} of PyTorch. Write the model with Equinox, "
                 "and convert tensors: `jnp.asarray(tensor.numpy())`."
             )
         if _overlooked(x):

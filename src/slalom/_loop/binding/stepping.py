@@ -361,8 +361,8 @@ def sampled_params(loss: Loss, params: Params, key: Any = None) -> Params:
     samplers = loss.askers("sampled parameters")
     keys = [None] * len(samplers) if key is None else list(jax.random.split(key, len(samplers)))
     leaves, structure = jax.tree.flatten(params, is_leaf=lambda x: x is None)
-    for part, own in zip(samplers, keys, strict=True):
-        noise = part.module.noise(decoded(part.state), part.params, part.context, own)
+    for part, k in zip(samplers, keys, strict=True):
+        noise = part.module.noise(decoded(part.state), part.params, part.context, k)
         for i, x in enumerate(structure.flatten_up_to(joined(noise))):
             if x is not None:
                 leaves[i] = tree.add(leaves[i], x)

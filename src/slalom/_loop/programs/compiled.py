@@ -75,12 +75,12 @@ def family_of(inputs: Any) -> Family:
         # Without the binding, which would keep the family that it keys.
         structure = jax.tree.structure((opt.arrays, model)), binding.trainable, binding.sharding
         shapes = [(np.shape(x), getattr(x, "dtype", None)) for x in jax.tree.leaves((opt, model))]
-        family = _found((*structure, tuple(shapes)), binding.source)
+        family = _family_with((*structure, tuple(shapes)), binding.source)
         object.__setattr__(binding, "family", family)
     return family
 
 
-def _found(key: Hashable, source: Any) -> Family:
+def _family_with(key: Hashable, source: Any) -> Family:
     try:
         family = _alive.get(key)
     except TypeError:

@@ -153,14 +153,14 @@ class Write(AbstractKeyed, AbstractWrapper[WriteState], AbstractParameterWriter[
 
     def eval_params(self, here: Part) -> Params:
         full = self._full(here.state, here.params)
-        inner = self._found(here, full)
+        inner = self._evaluated(here, full)
         # Leaves that no inner transform evaluates elsewhere are those of the model, bit by bit.
         return jax.tree.map(lambda x, f, p: p if x is f else x, inner, full, here.params)
 
     def full_params(self, here: Part) -> Params:
-        return self._found(here, self._full(here.state, here.params))
+        return self._evaluated(here, self._full(here.state, here.params))
 
-    def _found(self, here: Part, full: Params) -> Params:
+    def _evaluated(self, here: Part, full: Params) -> Params:
         inner = self.inner_part(here)._replace(params=full)
         return params_to_evaluate(inner, full_precision=True)
 

@@ -117,12 +117,8 @@ class Drive(AbstractWrapper[DriveState]):
         """The states of the schedules after a step with this context. A schedule whose needs the
         context lacks keeps its state."""
 
-        def advance(schedule: AbstractStatefulSchedule, before: PyTree) -> PyTree:
-            return (
-                schedule.update(before, context)
-                if all(map(context.has, schedule.needs))
-                else before
-            )
+        def advance(schedule: AbstractStatefulSchedule, s: PyTree) -> PyTree:
+            return schedule.update(s, context) if all(map(context.has, schedule.needs)) else s
 
         return {name: advance(s, state.schedules[name]) for name, s in self.schedules.items()}
 

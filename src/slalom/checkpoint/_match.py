@@ -206,19 +206,15 @@ def _compare_optimizers(
     by_name = opt.arrays.count.ndim > 0 or bool(shape_of(count))
 
     def pair(part: str) -> _Pair:
-        complete = saved[part].mapped(lambda x: x if has_all(x, source.items) else None)
-        old = complete.mapped(lambda x: filled(x, source.items, codecs))
+        full = saved[part].mapped(lambda x: x if has_all(x, source.items) else None)
+        old = full.mapped(lambda x: filled(x, source.items, codecs))
         new = program[part].mapped(lambda x: filled(x, arrays, codecs))
         for side in (new, old):
             for i in side.entries:
                 # Ages are put together from single entries.
                 side.leaves[i] = _concrete(side.leaves[i])
-        by = (
-            _by_name(program[part], new, complete, old)
-            if by_name
-            else transfer(old, new, _can_follow)
-        )
-        return _Pair(program[part], new, complete, old, by)
+        by = _by_name(program[part], new, full, old) if by_name else transfer(old, new, _can_follow)
+        return _Pair(program[part], new, full, old, by)
 
     _compare_rules(pair("rules"), take_hyperparams, findings)
     _compare_states(path, pair("state"), count, findings)

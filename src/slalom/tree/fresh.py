@@ -119,11 +119,8 @@ def first_moment(params: Params, dtype: Any | None = None) -> PyTree:
     **Returns:** a tree like the parameters.
     """
     if dtype is None:
-        return zeros_like(
-            params,
-            lambda leaf_dtype: np.dtype(np.float32) if leaf_dtype == np.float16 else leaf_dtype,
-        )
-    return zeros_like(params, lambda leaf_dtype: storage_dtype(leaf_dtype, dtype))
+        return zeros_like(params, lambda d: np.dtype(np.float32) if d == np.float16 else d)
+    return zeros_like(params, lambda d: storage_dtype(d, dtype))
 
 
 def second_moment(params: Params, dtype: Any | None = None, value: Any = 0) -> PyTree:
@@ -141,10 +138,8 @@ def second_moment(params: Params, dtype: Any | None = None, value: Any = 0) -> P
     **Returns:** a tree like the parameters.
     """
     if dtype is None:
-        return full_like(
-            params, lambda leaf_dtype: real_dtype(accumulation_dtype(leaf_dtype)), value
-        )
-    return full_like(params, lambda leaf_dtype: np.dtype(dtype), value)
+        return full_like(params, lambda d: real_dtype(accumulation_dtype(d)), value)
+    return full_like(params, lambda d: np.dtype(dtype), value)
 
 
 def zeros_of(shapes: PyTree, like: PyTree = None) -> PyTree:
@@ -199,11 +194,7 @@ def _zeros_of_sum(x: Any, axes: tuple[int, ...], dtype: np.dtype) -> Array:
     spec = full_spec(sharding.spec, len(shape))
     for axis in axes:
         spec[axis] = None
-    sharding = NamedSharding(
-        sharding.mesh,
-        canonical_spec(sharding.mesh, spec, len(spec)),
-        memory_kind=sharding.memory_kind,
-    )
+    sharding = sharding.update(spec=canonical_spec(sharding.mesh, spec, len(spec)))
     return _compiled_zeros(sharding)(tuple(shape), dtype)
 
 

@@ -229,11 +229,11 @@ class EvalInputs(NamedTuple):
 
 def _evaluate(inputs: EvalInputs) -> tuple[list[Array], None]:
     opt = inputs.opt
-    params = split(inputs.model, opt.binding.trainable).params
+    trained = split(inputs.model, opt.binding.trainable).params
     state, full_precision = to_device(opt.state), inputs.full_precision
-    here = Part.root(opt.transform, state, Context(step=to_device(opt.arrays.count)), params)
-    found = params_to_evaluate(here, full_precision=full_precision)
-    return jax.tree.leaves(found), None
+    here = Part.root(opt.transform, state, Context(step=to_device(opt.arrays.count)), trained)
+    params = params_to_evaluate(here, full_precision=full_precision)
+    return jax.tree.leaves(params), None
 
 
 def _homes_of_params(inputs: EvalInputs) -> tuple[NamedSharding | None, ...]:

@@ -129,7 +129,7 @@ class ScaleByKron(AbstractKeyed, AbstractRule[ScaleByKronState]):
         state.key = jnp.where(self.due, jax.random.key_data(key), state.key)
 
     def refresh(self, g, leaf):
-        noise = _noise(self.key, g)
+        noise = jax.random.normal(self.key, g.shape, g.dtype)
         g, left, right = map(_by_rows, tree.after((g, *leaf.factors), noise))
         leaf.factors = _moved(self.preconditioner_lr, g, noise, left, right)
 
@@ -147,10 +147,6 @@ class ScaleByKron(AbstractKeyed, AbstractRule[ScaleByKronState]):
 
 
 # --- one matrix -----------------------------------------------------------------------------
-
-
-def _noise(key: Array, like: Array) -> Array:
-    return jax.random.normal(key, like.shape, like.dtype)
 
 
 def _times(x: Array, factor: Array) -> Array:

@@ -106,12 +106,10 @@ class MeasureWithEma(_AbstractMonitor):
         _check_measure("MeasureWithEma", self.measure)
 
     def init(self, params: Params) -> MeasureWithEmaState:
-        def dtype(leaf_dtype: np.dtype) -> np.dtype:
+        def dtype(d: np.dtype) -> np.dtype:
             if self.accumulator_dtype is not None:
-                return tree.storage_dtype(leaf_dtype, self.accumulator_dtype)
-            return tree.accumulation_dtype(
-                leaf_dtype if jnp.issubdtype(leaf_dtype, jnp.inexact) else jnp.float32
-            )
+                return tree.storage_dtype(d, self.accumulator_dtype)
+            return tree.accumulation_dtype(d if jnp.issubdtype(d, jnp.inexact) else jnp.float32)
 
         return MeasureWithEmaState(tree.fresh_count(), _empty(self.measure, params, dtype))
 

@@ -189,7 +189,7 @@ class ScaleByDistanceOverGradients(AbstractRule[ScaleByDistanceOverGradientsStat
 
         return ScaleByDistanceOverGradientsState(
             max_dist=tree.map_leaves(first_distance, (params,), self.at(Context(step=0))),
-            grad_sum_of_squares=jax.tree.map(_zero, params),
+            grad_sum_of_squares=jax.tree.map(lambda p: jnp.zeros((), sum_dtype(p)), params),
             init_params=tree.copy(params, self._start_dtype),
         )
 
@@ -205,13 +205,5 @@ class ScaleByDistanceOverGradients(AbstractRule[ScaleByDistanceOverGradientsStat
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return (sign_of(self.global_scale),) * len(jax.tree.leaves(params))
 
-    def _start_dtype(self, leaf_dtype: np.dtype) -> np.dtype:
-        return (
-            leaf_dtype
-            if self.param_dtype is None
-            else tree.storage_dtype(leaf_dtype, self.param_dtype)
-        )
-
-
-def _zero(x: PyTree) -> Array:
-    return jnp.zeros((), sum_dtype(x))
+    def _start_dtype(self, dtype: np.dtype) -> np.dtype:
+        return dtype if self.param_dtype is None else tree.storage_dtype(dtype, self.param_dtype)

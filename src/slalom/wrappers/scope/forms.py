@@ -102,7 +102,7 @@ class Flatten(AbstractWrapper[FlattenState]):
         self._check_shapes(updates, state)
         buffers, inner = state.buffers, self.inner_part(here)
         links = inner.children() if isinstance(self.inner, Chain) else (inner,)
-        stateful = [i for i, link in enumerate(links) if not _is_stateless(link)]
+        stateful = [i for i, link in enumerate(links) if jax.tree.leaves(link.state)]
         until = stateful[-1] + 1 if stateful else 0
         joined = self._join(updates, buffers) if until else None
         full = write.full(params)
@@ -208,10 +208,6 @@ class Flatten(AbstractWrapper[FlattenState]):
             lambda whole: self._join(whole, buffers),
             lambda joined: self._split(joined, params, buffers),
         )
-
-
-def _is_stateless(link: Part) -> bool:
-    return not jax.tree.leaves(link.state)
 
 
 def _names(dtypes: list[str]) -> tuple[str, ...]:

@@ -90,12 +90,9 @@ def map_matrices(
         return results
 
     # A mesh may have explicit axes beside automatic ones.
-    results = (
-        on_automatic_axes(run, leaves, leaves, numbers)
-        if placement is None
-        else run(leaves, numbers)
-    )
-    return structure.unflatten(results)
+    if placement is not None:
+        return structure.unflatten(run(leaves, numbers))
+    return structure.unflatten(on_automatic_axes(run, leaves, leaves, numbers))
 
 
 def devices_as_text(matrices: tuple[Matrix, ...], params: Params) -> str:

@@ -44,6 +44,10 @@ PAIRS = {
     "schedules": "guides/schedules/",
     "ClipByGlobalNorm": "api/clipping/",
     "prodigy": "api/optimizers/automatic/",
+    "optax": "coming-from-optax/",
+    "scipy": "coming-from-scipy/",
+    "curve fit": "coming-from-scipy/",
+    "quantize": "recipes/",
 }
 """The page that comes first for each query."""
 

@@ -30,6 +30,7 @@ class _Search(NamedTuple):
     x: Array
     residual: Array
     direction: Array
+    squares: Scalar  # of the residual
     largest: Scalar  # of the curvatures so far
     decrease: Scalar
 
@@ -62,26 +63,28 @@ def newton(
         length = jnp.vdot(s.direction, s.direction)
         curvature = jnp.vdot(s.direction, moved) / length
         largest = jnp.maximum(s.largest, jnp.abs(curvature))
-        old = jnp.vdot(s.residual, s.residual)
         # What is smaller may be rounding, as where the minimum is a whole curve.
         bent = jnp.maximum(jnp.abs(curvature), eps * largest)
-        rate = old / jnp.where(bent > 0, bent * length, jnp.inf)
+        rate = s.squares / jnp.where(bent > 0, bent * length, jnp.inf)
         rate = jnp.where(curvature < -(eps**0.5) * largest, jnp.inf, rate)
         residual = s.residual - rate * moved
         new = jnp.vdot(residual, residual)
+        products = s.products + 1
+        on = (curvature > eps * largest) & (new > eps**2 * squares) & jnp.isfinite(new)
         return _Search(
-            s.products + 1,
-            (curvature > eps * largest) & (new > eps**2 * squares) & jnp.isfinite(new),
+            products,
+            on & (products < min(len(gradient), MOST_PRODUCTS)),
             s.x + rate * s.direction,
             residual,
-            residual + new / jnp.where(old > 0, old, 1) * s.direction,
+            residual + new / s.squares * s.direction,
+            new,
             largest,
-            s.decrease + rate * old / 2,
+            s.decrease + rate * s.squares / 2,
         )
 
     end = tree.while_loop(
         "`sl.minimize`",
-        lambda s: s.on & (s.products < min(len(gradient), MOST_PRODUCTS)),
+        lambda s: s.on,
         body,
         _Search(
             jnp.zeros((), jnp.int32),
@@ -89,6 +92,7 @@ def newton(
             jnp.zeros_like(gradient),
             gradient,
             gradient,
+            squares,
             zero,
             zero,
         ),

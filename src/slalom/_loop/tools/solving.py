@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from ... import tree
 from ..._core.protocol.context import Context
@@ -61,12 +61,11 @@ class LoopEnd(NamedTuple):
 
 
 class _Point(NamedTuple):
-    params: list[Array]
     value: Scalar
-    grads: list[Array]
+    x: Float[Array, " params"]
+    """The parameters as one vector: each operation on it is one kernel for all leaves."""
+    gradient: Float[Array, " params"]
     """The gradient along the sets of `.project`."""
-    free: list[Array]
-    """Where it is the whole gradient, or not 0."""
 
 
 class _Carry(NamedTuple):
@@ -74,7 +73,7 @@ class _Carry(NamedTuple):
     opt: Optimizer
     last: _Point
     """The point of the last evaluation."""
-    sizes: list[Array]
+    sizes: Float[Array, " params"]
     """The largest size so far of every number among the parameters."""
     steps: Array
     evaluations: Array
@@ -111,11 +110,12 @@ class Solver(NamedTuple):
         shape = jax.eval_shape(self._value, params)
         value = jnp.full((), jnp.nan, shape.dtype)
         zero = jnp.zeros((), jnp.int32)
+        x = self._vector(params)
         start = _Carry(
             params=params,
             opt=opt,
-            last=_Point(params, value, params, [x == x for x in params]),
-            sizes=[jnp.zeros(x.shape, jnp.abs(x).dtype) for x in params],
+            last=_Point(value, x, jnp.zeros_like(x)),
+            sizes=jnp.zeros_like(x),
             steps=zero,
             evaluations=zero,
             idle=zero,
@@ -124,7 +124,7 @@ class Solver(NamedTuple):
             losses=jnp.full(self.max_steps, jnp.nan, shape.dtype),
         )
         end = tree.while_loop("`sl.minimize`", lambda c: c.code < 0, self._iteration, start)
-        norm = tree.global_norm(end.last.grads).astype(canonical_float())
+        norm = tree.norm(end.last.gradient).astype(canonical_float())
         return LoopEnd(
             end.params,
             end.opt,
@@ -140,15 +140,12 @@ class Solver(NamedTuple):
         """Evaluates the loss, and makes a step unless this is the end."""
         root = self._root(c)
         value, grads, known, evaluations = self._evaluate(c, root)
-        value = value.astype(c.last.value.dtype)
         along = along_sets(root, c.params, grads)
-        # On a curved boundary only the direction is free, and Newton's step of what is left of the
-        # gradient is short where that is rounding.
-        free = [(a == g) | (a != 0) for a, g in zip(along, grads, strict=True)]
-        now = _Point(c.params, value, along, free)
-        sizes = [jnp.maximum(old, jnp.abs(x)) for old, x in zip(c.sizes, c.params, strict=True)]
+        now = _Point(value.astype(c.last.value.dtype), self._vector(c.params), self._vector(along))
+        sizes = jnp.maximum(c.sizes, self._vector(map(jnp.abs, c.params)))
+        can_move = self._can_move(root, grads, along)
         residuals: Residuals | None = known.get("residuals")
-        code, unchecked, products = self._reason(c, now, sizes, residuals)
+        code, unchecked, products = self._reason(c, now, sizes, can_move, residuals)
         c = c._replace(
             last=now,
             sizes=sizes,
@@ -210,24 +207,24 @@ class Solver(NamedTuple):
         return value, found, known, jnp.where(is_known, 0, 1)
 
     def _reason(
-        self, c: _Carry, now: _Point, sizes: list[Array], residuals: Residuals | None
+        self, c: _Carry, now: _Point, sizes: Array, can_move: Array, residuals: Residuals | None
     ) -> tuple[Array, Array, Array]:
         """The position of the reason to stop, or −1, the steps until Newton's step may be computed
         again, and how many evaluations it took."""
         value = jnp.abs(now.value)
         tols = SimpleNamespace(**{**default_tolerances(value.dtype), **self.tolerances})
-        change, short, still, ahead = self._last_step(c, now, sizes, tols)
-        # A small learning rate or a large damping hardly changes the slope.
+        change, still, ahead = self._last_step(c, now, tols.ftol.astype(value.dtype) * value)
         moved = (c.idle == 0) & (c.steps > 0)
+        short, flat, rounded, finite = self._everywhere(
+            c, now, sizes, jnp.where(moved, ahead, 0), tols, residuals
+        )
+        # A small learning rate or a large damping hardly changes the slope.
         telling = moved & (ahead <= 1)
         # In a narrow valley, a poor direction hardly leads down although the minimum is far.
         claims = (telling & (change | short)) | (moved & still & change) | (c.idle > 0)
-        flat, rounded = self._is_flat(
-            c, now, sizes, jnp.where(moved, ahead, 0), tols.gtol * value, residuals
-        )
         claims |= rounded
         checked = claims & (c.unchecked == 0) & (c.code < 0)
-        found = self._newton(c, now, sizes, residuals, checked)
+        found = self._newton(c, now, sizes, can_move, residuals, checked)
         # As Gill, Murray and Wright: where the loss has its digits, the parameters have half.
         least = (tols.ftol.astype(value.dtype) * value).astype(found.decrease.dtype)
         longest = jnp.maximum(tols.xtol, jnp.finfo(value.dtype).eps ** 0.5)
@@ -237,17 +234,16 @@ class Solver(NamedTuple):
 
         # The first step projects a start outside.
         in_sets = c.steps >= int(any(isinstance(p.module, Project) for p in parts(c.opt.transform)))
-        finite = [jnp.all(jnp.isfinite(g)) for g in (now.value, *now.grads)]
         met: dict[str, Any] = {
             "max_steps": c.steps >= self.max_steps,
             "stuck": c.idle >= MOST_IDLE,
             "change": done & (change | (c.idle > 0)),
             "step": done & short & moved,
             "gradient": (flat | (rounded & done)) & in_sets,
-            "not_finite": ~jnp.all(jnp.stack(finite)),
+            "not_finite": ~(jnp.isfinite(value) & finite),
         }
         if self.stop is not None:
-            stopped = self.stop(self.whole.join(now.params), now.value)
+            stopped = self.stop(self.whole.join(c.params), now.value)
             met["function"] = jnp.asarray(stopped, bool)
         code = jnp.full((), -1, jnp.int32)
         for i, name in enumerate(REASONS):
@@ -255,108 +251,108 @@ class Solver(NamedTuple):
                 code = jnp.where(met[name], i, code)
         return code, unchecked, found.products
 
-    def _last_step(
-        self, c: _Carry, now: _Point, sizes: list[Array], tols: SimpleNamespace
-    ) -> tuple[Array, Array, Array, Array]:
-        """Whether the last step hardly changed the loss, and the parameters; whether it changed the
-        loss by no more than rounding; and the way from here to where the slope along it would be 0,
-        in steps."""
-        value = jnp.abs(now.value)
-        moves = tree.map_leaves(lambda _, a, b: a - b, (now.params, c.last.params))
-        before, after = (
-            jnp.abs(tree.inner(x.grads, moves)).astype(value.dtype) for x in (c.last, now)
-        )
-        change = jnp.maximum(jnp.abs(now.value - c.last.value), before / 2)
-        short = [
-            jnp.all(jnp.abs(d) <= tols.xtol.astype(s.dtype) * s)
-            for d, s in zip(moves, sizes, strict=True)
-        ]
+    def _last_step(self, c: _Carry, now: _Point, least: Scalar) -> tuple[Array, Array, Array]:
+        """Whether the last step hardly changed the loss; whether it changed it by no more than
+        rounding; and the way from here to where the slope along it would be 0, in steps."""
+        moves, change = now.x - c.last.x, jnp.abs(now.value - c.last.value)
+        gradients = jnp.stack([c.last.gradient, now.gradient])
+        before, after = jnp.abs(jnp.sum(gradients * moves[None], axis=1)).astype(change.dtype)
+        rounding = jnp.finfo(change.dtype).eps * jnp.abs(now.value)
         return (
-            change <= tols.ftol.astype(value.dtype) * value,
-            jnp.all(jnp.stack(short)),
-            jnp.abs(now.value - c.last.value) <= DIGITS * jnp.finfo(value.dtype).eps * value,
+            jnp.maximum(change, before / 2) <= least,
+            change <= DIGITS * rounding,
             jnp.where(before > after, after / (before - after), jnp.inf),
         )
 
-    def _is_flat(
+    def _everywhere(
         self,
         c: _Carry,
         now: _Point,
-        sizes: list[Array],
+        sizes: Array,
         ahead: Array,
-        least: Scalar,
+        tols: SimpleNamespace,
         residuals: Residuals | None,
-    ) -> tuple[Array, Array]:
-        """Whether the gradient is 0, relative to the loss and the parameters; and by rounding."""
-        steps = [jnp.abs(a - b) for a, b in zip(now.params, c.last.params, strict=True)]
-        lengths = [
-            jnp.maximum(s, d * ahead.astype(d.dtype)) for s, d in zip(sizes, steps, strict=True)
-        ]
-        flat = [
-            # A parameter that has been 0 so far has no size.
-            jnp.all((g == 0) | ((n > 0) & (jnp.abs(g) * n <= least.astype(n.dtype))))
-            for g, n in zip(now.grads, lengths, strict=True)
-        ]
-        zero = jnp.all(jnp.stack([jnp.all(g == 0) for g in now.grads]))
-        rounded = jnp.array(False)
+    ) -> Bool[Array, "4"]:
+        """Whether the last step hardly changed the parameters; whether the gradient is 0 relative
+        to the loss and the parameters, or by rounding; and whether it is finite."""
+        dtype, lengths, slopes = sizes.dtype, jnp.abs(now.x - c.last.x), jnp.abs(now.gradient)
+        short = lengths <= tols.xtol.astype(dtype) * sizes
+        scales = jnp.maximum(sizes, lengths * ahead.astype(dtype))
+        least = (tols.gtol * jnp.abs(now.value)).astype(dtype)
+        # A parameter that has been 0 so far has no size.
+        small = (scales > 0) & (slopes * scales <= least)
+        flat = (slopes == 0) | ((c.steps > 0) & small)
+        rounded = jnp.zeros_like(short)
         linear = None if residuals is None else residuals.known
         if linear is not None and linear.chunk is None:
-            g, p = (to_vector(self._tree(x), linear.dtype) for x in (now.grads, now.params))
-            rounded = jnp.all(jnp.abs(g) <= DIGITS * linear.rounding(p))
-        return zero | ((c.steps > 0) & jnp.all(jnp.stack(flat))), rounded
+            rounded = slopes <= DIGITS * linear.rounding(now.x)
+        # Together, since each reduction of its own would be two or three kernels.
+        return jnp.all(jnp.stack([short, flat, rounded, jnp.isfinite(slopes)]), axis=1)
 
     def _newton(
         self,
         c: _Carry,
         now: _Point,
-        sizes: list[Array],
+        sizes: Array,
+        can_move: Array,
         residuals: Residuals | None,
         wanted: Array,
     ) -> Newton:
         """Newton's step in units of the sizes, over the parameters that can move."""
-        params, dtype = now.params, sum_dtype(now.params)
-
-        def vector(leaves: Iterable[Array]) -> Array:
-            # Both parts of a complex number have its size.
-            pairs = zip(leaves, params, strict=True)
-            return to_vector([as_pair(x) if jnp.iscomplexobj(p) else x for x, p in pairs], dtype)
-
-        def as_pair(x: Array) -> Array:
-            return x if jnp.iscomplexobj(x) else jax.lax.complex(x, x)
-
-        largest = vector([jnp.where(size > 0, size, 1) for size in sizes])
+        params, gradient = c.params, now.gradient
+        largest = jnp.where(sizes > 0, sizes, 1)
         # A size may have shrunk by many digits since the start.
-        now_sizes = vector([jnp.abs(p) for p in params])
-        signs = self._root(c).module.signs(self._tree(params))
-        free = [f & (sign != 0) for f, sign in zip(now.free, signs, strict=True)]
-        can_move = vector([f.astype(x.dtype) for f, x in zip(free, sizes, strict=True)])
+        now_sizes = self._vector(map(jnp.abs, params))
         units = can_move * jnp.where(now_sizes > 0, now_sizes, largest)
-        gradient = vector(now.grads)
 
         def exact(v: Array) -> Array:
             tangent = (from_vector(v, params),)
             _, along = jax.jvp(lambda p: self._differentiate(p)[1], (params,), tangent)
-            return vector(along)
+            return self._vector(along)
 
         def difference(v: Array, gradient_at: Callable[[list[Array]], Array]) -> Array:
-            h = jnp.finfo(dtype).eps ** 0.5 / jnp.linalg.norm(v / largest)
+            h = jnp.finfo(v.dtype).eps ** 0.5 / jnp.linalg.norm(v / largest)
             return (gradient_at(tree.add(params, from_vector(h * v, params))) - gradient) / h
 
         def by_rows(there: list[Array]) -> Array:
             assert residuals is not None
-            return residuals.at(self._tree(there)).gradient.astype(dtype)
+            return residuals.at(self._tree(there)).gradient.astype(gradient.dtype)
 
         def product(v: Array) -> Array:
             v = units * v
             ways = [
                 lambda: exact(v),
-                lambda: difference(v, lambda p: vector(self._differentiate(p)[1])),
+                lambda: difference(v, lambda p: self._vector(self._differentiate(p)[1])),
             ]
             if residuals is not None:
                 ways.append(lambda: difference(v, by_rows))
             return units * first_possible(*ways)
 
         return newton(product, units * gradient, units / largest, wanted)
+
+    def _can_move(self, root: Part, grads: list[Array], along: list[Array]) -> Array:
+        """1 for parameters that can move, and 0 for the others."""
+        signs = root.module.signs(self._tree(grads))
+        # On a curved boundary only the direction is free, and Newton's step of what is left of the
+        # gradient is short where that is rounding.
+        free = [
+            jnp.ones(g.shape, bool) if a is g else (a == g) | (a != 0)
+            for a, g in zip(along, grads, strict=True)
+        ]
+        can = [f & (sign != 0) for f, sign in zip(free, signs, strict=True)]
+        return self._vector(x.astype(jnp.float32) for x in can)
+
+    def _vector(self, leaves: Iterable[Array]) -> Float[Array, " params"]:
+        """A vector with a number for each real parameter. Both parts of a complex one have the same
+        where the leaf is real."""
+        params = jax.tree.leaves(self.whole.params)
+
+        def as_pair(x: Array) -> Array:
+            return x if jnp.iscomplexobj(x) else jax.lax.complex(x, x)
+
+        pairs = zip(leaves, params, strict=True)
+        parts = [as_pair(x) if jnp.iscomplexobj(p) else x for x, p in pairs]
+        return to_vector(parts, sum_dtype(params))
 
     def _value(self, params: list[Array]) -> Scalar:
         return checked_loss(self._loss(self.whole.join(params)), False, False).loss

@@ -89,10 +89,10 @@ class System:
         damping = jnp.asarray(damping, self.linear.dtype)
         if self.solver == "qr":
             return self._solve_qr(damping)
-        number = self._gram.shape[0]
-        diagonal = damping * self.diagonal**2 if self.form == "parameters" else damping
-        index = jnp.arange(number)
-        matrix = self._gram.at[index, index].add(diagonal)
+        ones = jnp.ones(self._gram.shape[0], self._gram.dtype)
+        squares = self.diagonal**2 if self.form == "parameters" else ones
+        # Not `.at[...].add`, a scatter, which compiles to five kernels.
+        matrix = self._gram + jnp.diag(damping * squares)
         if self.solver == "cholesky":
             factor = (jnp.linalg.cholesky(matrix), True)
 

@@ -134,11 +134,14 @@ def squarable(tree: PyTree) -> tuple[PyTree, Scalar]:
 def _in_one_scale(pairs: Sequence[tuple[Array, Scalar]]) -> tuple[list[Array], Scalar]:
     """Sums from `scaled_square` with the smallest of their factors, and this factor."""
     dtype = sum_dtype(pairs)
-    factors = [cast(factor, dtype) for _, factor in pairs]
-    least = functools.reduce(jnp.minimum, factors) if factors else jnp.ones((), dtype)
-    ratios = [least / factor for factor in factors]
+    if not pairs:
+        return [], jnp.ones((), dtype)
+    # As a vector, which is one kernel for all leaves.
+    factors = jnp.stack([cast(factor, dtype) for _, factor in pairs])
+    least = jnp.min(factors)
+    ratios = least / factors
     # One ratio after the other, since their product may underflow.
-    return [cast(x, dtype) * r * r for (x, _), r in zip(pairs, ratios, strict=True)], least
+    return [cast(x, dtype) * ratios[i] * ratios[i] for i, (x, _) in enumerate(pairs)], least
 
 
 def gram_matrix(trees: Sequence[PyTree]) -> Real[Array, "trees trees"]:

@@ -319,7 +319,7 @@ def _check_rounding(path: str, field: dataclasses.Field[Any], old: Any, new: Any
         return
     try:
         field.metadata[CHECK](path, new)
-        lost = bool(new == 0) and bool(old != 0)
+        lost = float(new) == 0 and bool(old != 0)
     except ValueError:
         lost = True
     if lost:

@@ -1,5 +1,7 @@
 """`sl.LeastSquares`: blocks, weights, and its linearization."""
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -148,15 +150,16 @@ def test_arguments_without_examples_and_weights_of_examples(x64):
 
 
 @pytest.mark.slow
-def test_new_weights_reuse_the_program():
+def test_new_weights_and_arrays_reuse_the_program():
     traces = []
 
-    def counted(model, x, y):
+    def counted(scale, model, x, y):
         traces.append(None)
-        return fit(model, x, y)
+        return scale * fit(model, x, y)
 
     def loss_with(weight):
-        return sl.LeastSquares({"fit": counted, "edge": edge}, weights={"edge": weight})
+        scaled = functools.partial(counted, jnp.array(weight))
+        return sl.LeastSquares({"fit": scaled, "edge": edge}, weights={"edge": weight})
 
     model, data = model_of(), batch()
     opt = sl.Optimizer(sl.adam(0.1), model)

@@ -15,6 +15,7 @@ from ..._core.protocol.residuals import Residuals
 from ...tree.dtypes import as_canonical
 from ...tree.paths import candidates
 from ...tree.types import Scalar, Tracer
+from ..programs.arguments import as_tree
 from .output_losses import WHOLE, AbstractCurvatureLoss, as_arguments, divided, with_examples
 
 ONLY = "residual"
@@ -103,7 +104,11 @@ class LeastSquares(AbstractCurvatureLoss):
         loss: str = "linear",
         scale: Any = 1.0,
     ):
-        self.residuals = dict(residuals) if isinstance(residuals, Mapping) else residuals
+        # As trees, so that functions which differ in the arrays that they carry share a program.
+        if isinstance(residuals, Mapping):
+            self.residuals = {name: as_tree(function) for name, function in residuals.items()}
+        else:
+            self.residuals = as_tree(residuals)
         names = self._names
         if not names:
             raise ValueError("LeastSquares needs at least one residual, got an empty dict.")

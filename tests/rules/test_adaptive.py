@@ -152,7 +152,7 @@ def test_a_decay_too_slow_for_the_dtype_of_the_mean_is_refused_by_name():
         (functools.partial(sl.Ema, 0.999), "accumulator_dtype"),
         (functools.partial(sl.Trace, 0.999), "accumulator_dtype"),
     ):
-        message = rf"is 0\.999.* bfloat16, .*'w'.*Write `{field}=\"float32"
+        message = rf"is 0\.999.*'w'.* bfloat16, .*Write `{field}=\"float32"
         with pytest.raises(ValueError, match=message):
             sl.Optimizer(make(), params)
         with pytest.raises(ValueError, match=r"is 0\.999"):

@@ -152,8 +152,8 @@ def _check_decay(name: str, decay: float, mean: PyTree, field: str) -> None:
     for path, x in jax.tree_util.tree_leaves_with_path(mean):
         if 1 - decay < least[x.dtype]:
             raise ValueError(
-                f"{name} is {decay:.7g}, and a mean that is stored in {x.dtype}, as that of "
-                f"'{dotted(path)}' would be, rounds back to its old value instead of decaying: "
+                f"{name} is {decay:.7g}. The mean of '{dotted(path)}' would be stored in "
+                f"{x.dtype}, and would round back to its old value instead of decaying: "
                 f'{x.dtype} allows at most {1 - least[x.dtype]:.6g}. Write `{field}="float32"`.'
             )
 

@@ -409,6 +409,9 @@ def test_tensors_of_other_libraries_are_arrays(how):
     assert traced == [(2,)]
     with pytest.raises(TypeError, match=r"'args.0' of type .*Tensor .* it is on another device\."):
         call(START, opt, Tensor(None))
+    if how != "lower":
+        with pytest.raises(TypeError, match=r"'args.0' is an array of dtype object.*`x.astype"):
+            call(START, opt, np.full((1, 2), None))
 
 
 def sum_of(model):

@@ -63,6 +63,9 @@ or disable donation, which needs memory for a copy:
 UNHASHABLE = """The leaf '{path}' of type {type} is not an array, so it is static and must be \
 hashable, but it is not. Pass an array instead, or mark the field that holds it as static."""
 
+NO_NUMBERS = """The leaf '{path}' is an array of dtype {dtype}, and JAX computes with numbers. \
+Convert it first, such as by `x.astype(np.float32)`, or leave it out of the arguments."""
+
 
 class _HasRuntimeChecks(Exception):
     """Leaves a trace whose program `eqx.filter_jit` must compile."""
@@ -132,6 +135,13 @@ class Program(Generic[Arguments, Other]):
                 lost = [x.is_deleted() for x in donated]
                 if any(map(is_deleted, kept)) or any(lost) > all(lost):
                     raise ValueError(_donated_earlier(arguments)) from None
+                raise
+            except TypeError:
+                # JAX would name the position among all arrays.
+                for path, x in named_leaves(arguments):
+                    if isinstance(x, np.ndarray) and x.dtype.kind in "OSUMm":
+                        message = NO_NUMBERS.format(path=path, dtype=x.dtype)
+                        raise TypeError(message) from None
                 raise
         new, other = unpack(packed)
         for i, array in zip(signature.results, new, strict=True):

@@ -319,7 +319,8 @@ def _check_rounding(path: str, field: dataclasses.Field[Any], old: Any, new: Any
         return
     try:
         field.metadata[CHECK](path, new)
-        lost = float(new) == 0 and bool(old != 0)
+        # As XLA compares: numbers too small for the precision of a dtype are 0 there.
+        lost = bool(new == 0) and bool(old != 0)
     except ValueError:
         lost = True
     if lost:

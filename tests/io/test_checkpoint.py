@@ -283,7 +283,7 @@ def test_rolling_never_removes_what_it_just_saved(tmp_path):
     assert rolling.steps == (10, 20)
     with pytest.raises(ValueError, match="`keep` must be at least 1"):
         sl.checkpoint.Rolling(tmp_path, keep=0)
-    with pytest.raises(TypeError, match="integer|Expected type: int"):
+    with pytest.raises(TypeError, match=r"integer|Expected type: int"):
         sl.checkpoint.Rolling(tmp_path, keep=1.5)
     with pytest.raises(ValueError, match="`step` must be at least 0, got -1"):
         rolling.save(-1, n=1)

@@ -42,7 +42,7 @@ MUTATIONS = {
     ),
     "a hyperparameter may round to zero": Mutation(
         "_core/fields/hyperparams.py",
-        "lost = float(new) == 0 and bool(old != 0)",
+        "lost = bool(new == 0) and bool(old != 0)",
         "lost = False",
         "core/test_hyperparams.py refusals",
     ),

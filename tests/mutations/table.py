@@ -178,10 +178,10 @@ MUTATIONS = {
         "if all(i not in fits for i in group):",
         "binding/test_reset_and_rebind.py",
     ),
-    "steps that change nothing meet the tolerance of `minimize`": Mutation(
+    "`minimize` stands still for a step too many": Mutation(
         "_loop/tools/solving.py",
-        "(c.idle == 0) & (c.steps > 0)",
-        "(c.steps > 0)",
+        "c.idle >= MOST_IDLE",
+        "c.idle > MOST_IDLE",
         "curvature/test_minimize.py",
     ),
     "checkpoints of a later step crowd out the one just saved": Mutation(

@@ -68,7 +68,6 @@ def test_it_prints_values_and_lists_the_reasons_of_several_runs():
     assert repr(several).startswith("2 of 2 runs converged")
 
 
-@pytest.mark.slow
 def test_infinite_losses_and_short_steps_do_not_pass_for_convergence():
     blown = sl.minimize(lambda p: jnp.sum(p**4), sl.sgd(1.0), 100.0 * jnp.ones(1), max_steps=50)
     assert (blown.reason, bool(blown.converged)) == ("not_finite", False)

@@ -13,9 +13,9 @@ from .._core.fields.declare import read_numbers
 from .._core.protocol.context import Context
 from .._core.protocol.parts import AbstractDeclared
 from .._core.text.printing import code
-from ..tree.paths import dotted, first_difference
+from ..tree.paths import dotted
 from ..tree.types import PyTree
-from ..where.resolve import without_state
+from ..where.resolve import values_like
 
 
 class AbstractProjection(AbstractDeclared):
@@ -136,15 +136,8 @@ class AbstractProjection(AbstractDeclared):
 
 def leaves_like(name: str, y: PyTree, x: PyTree) -> list[Any]:
     """The number or array of a tree like the model, or of a prefix of it, for each leaf of `x`."""
-    y = without_state(y, x)
-    numbers, structure = jax.tree.flatten(y)
-    try:
-        # Where `x` has no leaf, such as at a function of the model, any value will do.
-        parts = structure.flatten_up_to(x)
-    except ValueError:
-        differ = first_difference(y, x, (name, "the tree to project"))
-        raise ValueError(f"{name} must be a tree like the one to project: {differ}.") from None
-    leaves = [n for n, part in zip(numbers, parts, strict=True) for _ in jax.tree.leaves(part)]
+    must = f"{name} must be a tree like the one to project"
+    leaves = values_like(y, x, (name, "the tree to project"), must)
     for (path, _), n in zip(jax.tree_util.tree_leaves_with_path(x), leaves, strict=True):
         if not eqx.is_array_like(n):
             raise TypeError(

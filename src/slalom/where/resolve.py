@@ -234,19 +234,12 @@ class _FrozenTree(Where):
     def evaluate(self, leaves: list[Leaf]) -> list[Any]:
         if not leaves:
             return []
-        tree = without_state(self.structure.unflatten(self.values), leaves[0].tree)
-        values, structure = jax.tree.flatten(tree)
-        try:
-            parts = structure.flatten_up_to(leaves[0].tree)
-        except ValueError:
-            differ = first_difference(tree, leaves[0].tree, ("the mask", "the parameters"))
-            raise ValueError(
-                "The tree of masks or labels must have the structure of the parameters, or be a "
-                f"prefix of it: {differ}."
-            ) from None
-        return [
-            value for value, part in zip(values, parts, strict=True) for _ in jax.tree.leaves(part)
-        ]
+        must = (
+            "The tree of masks or labels must have the structure of the parameters, or be a prefix "
+            "of it"
+        )
+        tree, names = self.structure.unflatten(self.values), ("the mask", "the parameters")
+        return values_like(tree, leaves[0].tree, names, must)
 
     def __repr__(self) -> str:
         text = repr(self.structure.unflatten(self.values))
@@ -257,7 +250,27 @@ class _FrozenTree(Where):
         return f"<{', '.join(f'{name}: {n}' for name, n in counts.items())}>"
 
 
-def without_state(tree: PyTree, params: PyTree) -> PyTree:
+def values_like(tree: PyTree, params: PyTree, names: tuple[str, str], must: str) -> list[Any]:
+    """The value for each parameter, from a tree like the model or a prefix of it.
+
+    **Arguments:**
+
+    - `tree`: the tree. It may have anything where the parameters have no leaf, such as at a
+        function of the model.
+    - `params`: the parameters.
+    - `names`: the names of both in the error for another structure.
+    - `must`: the beginning of this error.
+    """
+    tree = _without_state(tree, params)
+    values, structure = jax.tree.flatten(tree)
+    try:
+        parts = structure.flatten_up_to(params)
+    except ValueError:
+        raise ValueError(f"{must}: {first_difference(tree, params, names)}.") from None
+    return [value for value, part in zip(values, parts, strict=True) for _ in jax.tree.leaves(part)]
+
+
+def _without_state(tree: PyTree, params: PyTree) -> PyTree:
     """A tree like a model, with `None` in place of each `eqx.nn.StateIndex` if the parameters have
     none."""
 

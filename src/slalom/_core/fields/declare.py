@@ -24,6 +24,7 @@ from ...tree.types import Hyperparameter, Scalar, Tracer, is_function
 from ...where.layout import as_layout, check_layout
 from ..protocol.context import Context
 from ..protocol.parts import CHECK, AbstractDeclared
+from ..text.messages import series
 from ..text.printing import code, shortest
 from .schedule import AbstractSchedule, AbstractStatefulSchedule, as_schedule, read_number
 
@@ -319,8 +320,7 @@ def _check_count_or_schedule(unit: str, name: str, value: object) -> None:
 
 def _check_choice(choices: tuple[str | None, ...], name: str, value: object) -> None:
     if value not in choices:
-        *most, last = map(repr, choices)
-        raise ValueError(f"{name} must be {', '.join(most)} or {last}, got {value!r}.")
+        raise ValueError(f"{name} must be {series(map(repr, choices), 'or')}, got {value!r}.")
 
 
 def check_number(name: str, value: object, within: str = "(-inf, inf)") -> Any:

@@ -52,6 +52,12 @@ def listed(items: Iterable[str], limit: int) -> str:
     return ", ".join(items[:limit]) + more
 
 
+def series(items: Iterable[str], word: str) -> str:
+    """The items as in a sentence, such as `a, b and c` for the word `and`."""
+    *most, last = items
+    return f"{', '.join(most)} {word} {last}" if most else last
+
+
 def report(fields: Mapping[str, Iterable[str]], rare: tuple[str, ...] = ()) -> str:
     """A line with the first items of each field. Rare fields are left out if they are empty."""
     shown = {name: items for name, items in fields.items() if items or name not in rare}
@@ -304,9 +310,7 @@ def advise_positions(advice: str, name: str | None = None) -> Callable[[_Advised
                     f"'{p.name}'" for i, p in enumerate(required) if is_missing(i, p, count, kwargs)
                 ]
                 if absent:
-                    *most_absent, last = absent
-                    names = f"{', '.join(most_absent)} and {last}" if most_absent else last
-                    raise TypeError(f"{named}() is missing {names}. {advice}")
+                    raise TypeError(f"{named}() is missing {series(absent, 'and')}. {advice}")
             return function(*args, **kwargs)
 
         return cast(_Advised, call)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array
 
 from ... import tree
-from ..._core.text.messages import NEEDS_A_VALUE
+from ..._core.text.messages import NEEDS_A_VALUE, series
 from ..._core.text.printing import code
 from ...tree import accumulation_dtype, cast
 from ...tree.packed import pack, unpack
@@ -123,10 +123,8 @@ def as_compute_dtype(dtype: Any) -> str | None:
     except TypeError:
         name = None
     if name not in DTYPES:
-        *most, last = map(repr, DTYPES)
-        raise TypeError(
-            f"train_step.compute_dtype must be {', '.join(most)} or {last}, got {code(dtype)}."
-        )
+        names = series(map(repr, DTYPES), "or")
+        raise TypeError(f"train_step.compute_dtype must be {names}, got {code(dtype)}.")
     return name
 
 

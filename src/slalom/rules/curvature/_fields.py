@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool
 
 from ... import tree
 from ..._core.fields.declare import checked_field
+from ..._core.text.messages import series
 from ...tree.types import Params, PyTree, Scalar, Updates
 from ._system import SOLVERS
 
@@ -25,11 +26,8 @@ def chunk_field() -> Any:
 
 def _check_solver(name: str, solver: object) -> None:
     if solver not in SOLVERS and not callable(solver):
-        *most, last = map(repr, SOLVERS)
-        raise ValueError(
-            f"{name} must be {', '.join(most)}, {last} or a function of a matrix and a right-hand "
-            f"side, got {solver!r}."
-        )
+        choices = [*map(repr, SOLVERS), "a function of a matrix and a right-hand side"]
+        raise ValueError(f"{name} must be {series(choices, 'or')}, got {solver!r}.")
 
 
 def _check_chunk(name: str, chunk: object) -> None:

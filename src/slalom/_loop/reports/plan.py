@@ -215,20 +215,18 @@ def _spec(path: str, leaf: Any, axes: dict[str, int]) -> tuple[Any, ...]:
 
 def _opt_placed(opt: Optimizer, params: dict[str, Any], mesh: Mesh | AbstractMesh) -> Optimizer:
     """An optimizer of shapes, with their shardings."""
-    found: list[Any] = []
 
     # While it is traced, a state has the explicit axes of any mesh in its types.
-    def look(transform: AbstractTransform[Any], trained: PyTree) -> None:
-        state = transform.init(trained)
-        found.extend(jax.tree.leaves(state_shardings(transform, state, params, mesh)))
+    def shardings_of(transform: AbstractTransform[Any], trained: PyTree) -> PyTree:
+        return state_shardings(transform, transform.init(trained), params, mesh)
 
     trained = opt.binding.params.unflatten([*params.values()])
-    eqx.filter_eval_shape(look, opt.transform, trained)
-    homes = dict(zip(map(id, jax.tree.leaves(opt.state)), found, strict=True))
+    shardings = jax.tree.leaves(eqx.filter_eval_shape(shardings_of, opt.transform, trained))
+    of_state = dict(zip(map(id, jax.tree.leaves(opt.state)), shardings, strict=True))
 
     def placed(x: Any) -> Any:
-        at = homes.get(id(x), sharding_on(x, mesh))
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at)
+        sharding = of_state.get(id(x), sharding_on(x, mesh))
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
     return jax.tree.map(placed, opt)
 

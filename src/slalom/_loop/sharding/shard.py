@@ -90,10 +90,10 @@ def shard(
     return arrays, binding, ShardedState(partitioned, tuple(whole), *sizes)
 
 
-def _put(x: Any, sharding_on: NamedSharding) -> Any:
+def _put(x: Any, sharding: NamedSharding) -> Any:
     if isinstance(x, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding_on)
-    return jax.device_put(x, sharding_on)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+    return jax.device_put(x, sharding)
 
 
 def bytes_per_device(arrays: Iterable[Any]) -> int:

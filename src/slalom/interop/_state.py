@@ -55,9 +55,9 @@ def _named(state: Any) -> _AbstractNamed:
 
 @functools.cache
 def _kind(cls: type) -> type[_AbstractNamed]:
-    fields_of = [f for f in dataclasses.fields(cls) if not f.metadata.get("static", False)]
+    names = [f.name for f in dataclasses.fields(cls) if not f.metadata.get("static", False)]
     # "count" is the number of updates alone.
-    names = [f.name for f in fields_of if f.name != "count"]
+    names = [name for name in names if name != "count"]
     # Properties, because a tuple has methods `count` and `index`.
     fields = {n: property(lambda node, n=n: getattr(node[0], n)) for n in names}
     kind = type(

@@ -89,10 +89,9 @@ class System:
         damping = jnp.asarray(damping, self.linear.dtype)
         if self.solver == "qr":
             return self._solve_qr(damping)
-        ones = jnp.ones(self._gram.shape[0], self._gram.dtype)
-        squares = self.diagonal**2 if self.form == "parameters" else ones
+        added = damping * self.diagonal**2 if self.form == "parameters" else damping
         # Not `.at[...].add`, a scatter, which compiles to five kernels.
-        matrix = self._gram + jnp.diag(damping * squares)
+        matrix = self._gram + jnp.diag(jnp.broadcast_to(added, self._gram.shape[:1]))
         if self.solver == "cholesky":
             factor = (jnp.linalg.cholesky(matrix), True)
 

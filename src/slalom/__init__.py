@@ -46,7 +46,7 @@ with _checked:
     from ._core.protocol.rule import AbstractRule as AbstractRule
     from ._core.protocol.transform import AbstractTransform as AbstractTransform
     from ._core.state.marks import map_params as map_params
-    from ._core.text.mistakes import absent as _absent
+    from ._core.text.mistakes import absent as _absent, list_names as _list_names
     from ._loop.binding.model import apply_updates as apply_updates
     from ._loop.binding.optimizer import Optimizer as Optimizer
     from ._loop.reports.plan import plan as plan
@@ -243,13 +243,7 @@ __version__ = "0.1.0"
 
 if not _TYPE_CHECKING:  # to a type checker it would mean that every name is there
     __getattr__ = _absent(__name__)
-    checkpoint.__getattr__ = _absent(f"{__name__}.checkpoint")
-    combine.__getattr__ = _absent(f"{__name__}.combine")
-    codecs.__getattr__ = _absent(f"{__name__}.codecs")
-    contrib.__getattr__ = _absent(f"{__name__}.contrib")
-    fields.__getattr__ = _absent(f"{__name__}.fields")
-    interop.__getattr__ = _absent(f"{__name__}.interop")
-    projections.__getattr__ = _absent(f"{__name__}.projections")
-    schedules.__getattr__ = _absent(f"{__name__}.schedules")
-    where.__getattr__ = _absent(f"{__name__}.where")
-    wrappers.__getattr__ = _absent(f"{__name__}.wrappers")
+    for _module in (checkpoint, codecs, combine, contrib, fields, interop, projections, schedules):
+        _list_names(_module)
+    for _module in (tree, where, wrappers):
+        _list_names(_module)

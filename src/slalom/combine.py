@@ -374,7 +374,3 @@ def _nonnegative_minimum(
 
 
 __all__ = ["MGDA", "AbstractCombination", "Fixed", "PCGrad", "ReLoBRaLo", "Terms", "UPGrad"]
-
-
-def __dir__() -> list[str]:
-    return __all__

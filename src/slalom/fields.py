@@ -22,21 +22,3 @@ from ._core.state.marks import (
     per_param as per_param,
     until_reset as until_reset,
 )
-
-__all__ = [
-    "Number",
-    "OptionalNumber",
-    "choice_field",
-    "count_field",
-    "dtype_field",
-    "hyperparameter",
-    "layout_field",
-    "param_like",
-    "per_leaf",
-    "per_param",
-    "until_reset",
-]
-
-
-def __dir__() -> list[str]:
-    return __all__

@@ -5,21 +5,3 @@ from ._load import from_dict as from_dict, header as header, load as load, synth
 from ._report import MismatchError as MismatchError
 from ._rolling import Rolling as Rolling
 from ._save import Saving as Saving, save as save, to_dict as to_dict
-
-__all__ = [
-    "DamagedError",
-    "MismatchError",
-    "NewerVersionError",
-    "Rolling",
-    "Saving",
-    "from_dict",
-    "header",
-    "load",
-    "save",
-    "synthesize",
-    "to_dict",
-]
-
-
-def __dir__() -> list[str]:
-    return __all__

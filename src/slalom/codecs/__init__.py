@@ -9,9 +9,3 @@ from ._codec import AbstractCodec as AbstractCodec
 from .blocks import dynamic8 as dynamic8, int4 as int4, int8 as int8
 from .floats import cast as cast
 from .names import offload as offload
-
-__all__ = ["AbstractCodec", "Encoded", "Spec", "cast", "dynamic8", "int4", "int8", "offload"]
-
-
-def __dir__() -> list[str]:
-    return __all__

@@ -35,26 +35,3 @@ from .polyhedra import (
     non_negative as non_negative,
     vector as vector,
 )
-
-__all__ = [
-    "AbstractProjection",
-    "box",
-    "halfspace",
-    "hypercube",
-    "hyperplane",
-    "l1_ball",
-    "l1_sphere",
-    "l2_ball",
-    "l2_sphere",
-    "linf_ball",
-    "non_negative",
-    "psd",
-    "simplex",
-    "sphere",
-    "stiefel",
-    "vector",
-]
-
-
-def __dir__() -> list[str]:
-    return __all__

@@ -30,10 +30,7 @@ from .combine import (
     NegatedSchedule as NegatedSchedule,
     join as join,
 )
-from .plateau import (
-    ReduceOnPlateau as ReduceOnPlateau,
-    ReduceOnPlateauState as ReduceOnPlateauState,
-)
+from .plateau import ReduceOnPlateau as ReduceOnPlateau
 from .warmup import (
     cosine_onecycle as cosine_onecycle,
     inverse_sqrt as inverse_sqrt,
@@ -44,35 +41,3 @@ from .warmup import (
     warmup_exponential_decay as warmup_exponential_decay,
     warmup_stable_decay as warmup_stable_decay,
 )
-
-__all__ = [
-    "AbstractSchedule",
-    "AbstractStatefulSchedule",
-    "CombinedSchedule",
-    "FunctionSchedule",
-    "ModuleSchedule",
-    "NegatedSchedule",
-    "ReduceOnPlateau",
-    "constant",
-    "cosine_decay",
-    "cosine_onecycle",
-    "exponential_decay",
-    "inverse_sqrt",
-    "join",
-    "linear",
-    "linear_half_life",
-    "linear_onecycle",
-    "piecewise_constant",
-    "piecewise_interpolate",
-    "polynomial",
-    "power_average",
-    "sgdr",
-    "warmup_constant",
-    "warmup_cosine_decay",
-    "warmup_exponential_decay",
-    "warmup_stable_decay",
-]
-
-
-def __dir__() -> list[str]:
-    return __all__

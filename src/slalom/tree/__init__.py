@@ -102,7 +102,3 @@ __all__ = [
     "widened",
     "zeros_like",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__

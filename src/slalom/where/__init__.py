@@ -16,20 +16,3 @@ from .selectors import (
     regex as regex,
     type as type,
 )
-
-__all__ = [
-    "Where",
-    "dtype",
-    "everything",
-    "leaf",
-    "matrix",
-    "ndim",
-    "nothing",
-    "path",
-    "regex",
-    "type",
-]
-
-
-def __dir__() -> list[str]:
-    return __all__

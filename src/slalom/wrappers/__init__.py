@@ -30,39 +30,3 @@ from .scope.forms import Flatten as Flatten, SplitComplex as SplitComplex
 from .scope.partitions import Mask as Mask, Only as Only, Partition as Partition
 from .scope.record import Record as Record
 from .scope.store import Store as Store
-
-__all__ = [
-    "AbstractPacedWrapper",
-    "AbstractParameterWriter",
-    "AbstractWrapper",
-    "Average",
-    "Combine",
-    "Drive",
-    "EveryK",
-    "Flatten",
-    "Graft",
-    "IfFinite",
-    "Mask",
-    "Maximize",
-    "Mechanize",
-    "Only",
-    "Outer",
-    "Part",
-    "Partition",
-    "Project",
-    "Record",
-    "Sam",
-    "ScaleLoss",
-    "ScheduleFree",
-    "SkipSpikes",
-    "SplitComplex",
-    "Store",
-    "When",
-    "Write",
-    "Writer",
-    "run_if",
-]
-
-
-def __dir__() -> list[str]:
-    return __all__

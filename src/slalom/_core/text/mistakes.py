@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, NoReturn
 
 from ..fields.declare import hyperparameter_fields
@@ -54,6 +55,13 @@ _MODULES = (
 
 
 # --- modules --------------------------------------------------------------------------------
+
+
+def list_names(module: ModuleType) -> None:
+    """Gives a module the list of its public names, and errors for all others."""
+    names = sorted(n for n, x in vars(module).items() if n[0] != "_" and not inspect.ismodule(x))
+    names = vars(module).setdefault("__all__", names)
+    vars(module).update(__dir__=lambda: names, __getattr__=absent(module.__name__))
 
 
 def absent(module: str) -> Callable[[str], NoReturn]:

@@ -65,7 +65,6 @@ class AbstractCodec(AbstractPrinted):
 
         - `spec`: as for `encode`.
         """
-        del spec
 
     def plain_dtype(self, spec: Spec) -> np.dtype | None:
         """The dtype, if an array of it is all that is stored, and rules may read and write it
@@ -75,7 +74,6 @@ class AbstractCodec(AbstractPrinted):
 
         - `spec`: as for `encode`.
         """
-        del spec
         return None
 
     def is_elementwise(self, spec: Spec) -> bool:
@@ -86,7 +84,6 @@ class AbstractCodec(AbstractPrinted):
 
         - `spec`: as for `encode`.
         """
-        del spec
         return False
 
 

@@ -59,7 +59,6 @@ class cast(AbstractCodec):
         return self.dtype if self._is_wide and bits is None else None
 
     def is_elementwise(self, spec: Spec) -> bool:
-        del spec
         return self._is_wide
 
     @property

@@ -145,7 +145,6 @@ class sphere(AbstractProjection):
     axis: int | None = eqx.field(default=None, static=True)
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
-        del now
 
         def unit(x: Array) -> Array:
             # Relative to the largest entry, since squares may overflow or underflow.

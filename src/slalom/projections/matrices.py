@@ -38,7 +38,6 @@ class stiefel(AbstractProjection):
     is_convex: ClassVar[bool] = False
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
-        del now
 
         def polar(x: Array) -> Array:
             u, _, vh = jnp.linalg.svd(x, full_matrices=False)
@@ -48,7 +47,6 @@ class stiefel(AbstractProjection):
 
     def tangent(self, now: SimpleNamespace, x: PyTree, u: PyTree) -> PyTree:
         """u − x·(xᴴu + uᴴx)/2, and for orthonormal rows u − (xuᴴ + uxᴴ)/2·x."""
-        del now
 
         def part(x: Array, u: Array) -> Array:
             product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
@@ -91,7 +89,6 @@ class psd(AbstractProjection):
     """
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
-        del now
 
         def clipped(x: Array) -> Array:
             values, vectors = jnp.linalg.eigh(x, symmetrize_input=True)

@@ -33,7 +33,6 @@ class non_negative(_AbstractBox):
     """
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
-        del now
         return jax.tree.map(jax.nn.relu, x)
 
 
@@ -65,7 +64,6 @@ class box(_AbstractBox):
             )
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
-        del now
         lower = _bounds("box.lower", self.lower, x)
         upper = _bounds("box.upper", self.upper, x)
         leaves, structure = jax.tree.flatten(x)
@@ -141,7 +139,6 @@ class vector(AbstractProjection):
         return tree.map_leaves(lambda now, a: now.factor * a, (a,), now)
 
     def tangent(self, now: SimpleNamespace, x: PyTree, u: PyTree) -> PyTree:
-        del x
         return self.nearest(now, u)
 
 
@@ -164,7 +161,6 @@ class hyperplane(AbstractProjection):
         return _shifted(x, a, _distance(now.b, factor, a, x))
 
     def tangent(self, now: SimpleNamespace, x: PyTree, u: PyTree) -> PyTree:
-        del now, x
         a, factor = _normal("hyperplane.a", self.a, u)
         return _shifted(u, a, _distance(jnp.zeros(()), factor, a, u))
 

@@ -33,7 +33,6 @@ class constant(AbstractSchedule):
     value: Number = hyperparameter()
 
     def __call__(self, step: Step) -> Scalar:
-        del step
         return as_canonical(self.value)
 
 

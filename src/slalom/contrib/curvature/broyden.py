@@ -96,7 +96,6 @@ class ScaleBySelfScaledBroyden(AbstractTransform[ScaleBySelfScaledBroydenState])
         params: Params | None = None,
         context: Context | None = None,
     ) -> tuple[Updates, ScaleBySelfScaledBroydenState]:
-        del context
         params = self.demand("params", params)
         if not jax.tree.leaves(params):
             return updates, state

@@ -112,7 +112,6 @@ class ScaleByKlSoap(AbstractInEigenbasis[ScaleByKlSoapState]):
         return ScaleByKlSoapState(**self.at_first(params), variances=new)
 
     def refresh(self, g, leaf):
-        del g
         leaf.basis, leaf.rotated_mu, _ = self.follow(
             leaf.basis, leaf.statistics, leaf.rotated_mu, iterated_eigenvectors
         )
@@ -258,7 +257,6 @@ class ScaleBySplus(AbstractRefreshed[ScaleBySplusState]):
         state.age = tree.increment(state.age)
 
     def refresh(self, g, leaf):
-        del g
         basis: list[Array] = []
         for x, q in zip(leaf.statistics, leaf.basis, strict=True):
             # One side after the other.

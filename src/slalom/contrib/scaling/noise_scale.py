@@ -61,7 +61,6 @@ class MeasureGradientNoise(AbstractPerExampleTransform):
         )
 
     def gather(self, grads: Gradients, context: Context | None) -> tuple[Updates, PyTree]:
-        del context
         if not jax.tree.leaves(grads):
             return grads, grads
         sums = tree.map_leaves(lambda _, g: jnp.sum(g, 0), (grads,))

@@ -173,7 +173,6 @@ class Orthogonalize(AbstractStatelessTransform):
         return tuple(f"{' and '.join(map(str, blocks))}{on_devices}" for blocks in matrices)
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
-        del params
         now = self.at(context)
         coeffs = self.ns_coeffs
         function = functools.partial(

@@ -115,7 +115,6 @@ class ScaleByShampoo(AbstractRefreshed[ScaleByShampooState]):
         leaf.statistics = (left, right)
 
     def refresh(self, g, leaf):
-        del g
 
         def root(x):
             return _inverse_fourth_root(x * self.scale, self.eps)

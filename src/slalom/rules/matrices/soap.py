@@ -91,7 +91,6 @@ class AbstractInEigenbasis(AbstractRefreshed[EigenState]):
         state.age = tree.increment(state.age)
 
     def direction(self, g, leaf):
-        del g
         divisor = tree.root(tree.positive(leaf.rotated_nu) * self.nu_scale) + self.eps
         # The mean is rounded again whenever it turns.
         keep = above_rounding(leaf.rotated_mu, self.max_size)
@@ -216,7 +215,6 @@ class ScaleBySoap(AbstractInEigenbasis[ScaleBySoapState]):
         return ScaleBySoapState(**self.at_first(params))
 
     def refresh(self, g, leaf):
-        del g
         leaf.basis, leaf.rotated_mu, orders = self.follow(
             leaf.basis, leaf.statistics, leaf.rotated_mu, refreshed_eigenvectors
         )

@@ -109,7 +109,6 @@ def _finite(arrays: PyTree) -> Bool[Array, " leaves"]:
 
 
 def _raise_if_found(name: str, state: CheckFiniteState) -> None:
-    del name
     first, loss, grads, params = jax.device_get(
         (state.first, state.loss, state.grads, state.params)
     )

@@ -63,7 +63,6 @@ class Snapshot(_AbstractMonitor):
         params: Params | None = None,
         context: Context | None = None,
     ) -> tuple[Updates, PyTree]:
-        del params, context
         return updates, _measured(self.measure, updates, state)
 
     def metrics(self, state: PyTree) -> dict[str, Array]:
@@ -120,7 +119,6 @@ class MeasureWithEma(_AbstractMonitor):
         params: Params | None = None,
         context: Context | None = None,
     ) -> tuple[Updates, MeasureWithEmaState]:
-        del params
         now = self.at(context)
         age = tree.increment(state.age)
         now.weight = tree.newest_weight(now.decay, age) if self.debias else 1 - now.decay

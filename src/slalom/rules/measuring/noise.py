@@ -63,7 +63,6 @@ class AddNoise(AbstractKeyed, AbstractTransform[AddNoiseState]):
         params: Params | None = None,
         context: Context | None = None,
     ) -> tuple[Updates, AddNoiseState]:
-        del params
         step = self.demand("step", None if context is None else context.step)
         now = self.at(context)
         number = jnp.asarray(step, now.gamma.dtype) + 1
@@ -170,7 +169,6 @@ class PerExampleGlobalNormClip(AbstractPerExampleTransform):
         state: PerExampleClipState,
         context: Context | None,
     ) -> tuple[Updates, PerExampleClipState]:
-        del size, state, context
         return total, PerExampleClipState(counts)
 
     def metrics(self, state: PerExampleClipState) -> dict[str, Array]:
@@ -235,7 +233,6 @@ class PerExampleLayerNormClip(AbstractPerExampleTransform):
         state: PerExampleLayerNormClipState,
         context: Context | None,
     ) -> tuple[Updates, PerExampleLayerNormClipState]:
-        del size, state, context
         return total, PerExampleLayerNormClipState(counts)
 
     def metrics(self, state: PerExampleLayerNormClipState) -> dict[str, Array]:

@@ -29,7 +29,6 @@ class SetToZero(AbstractRule[None]):
         return jnp.zeros_like(g)
 
     def has_updated(self, state: object) -> bool:
-        del state
         return False
 
 
@@ -149,7 +148,6 @@ class ZeroNans(AbstractTransform[ZeroNansState]):
         params: Params | None = None,
         context: Context | None = None,
     ) -> tuple[Updates, ZeroNansState]:
-        del params, context
         has_nan = [jnp.any(jnp.isnan(u)) for u in jax.tree.leaves(updates)]
         count = state.found_nan
         if has_nan:

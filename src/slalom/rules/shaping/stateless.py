@@ -35,7 +35,6 @@ class Stateless(AbstractStatelessTransform):
     fn: Callable[[Any, Any], Any] = eqx.field(static=True)
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
-        del context
         new_updates = self.fn(updates, params)
         tree.check_same_structure((updates, new_updates))
         return tree.widened(new_updates)
@@ -67,7 +66,6 @@ class StatelessPerLeaf(AbstractStatelessTransform):
     fn: Callable[[Any, Any], Any] = eqx.field(static=True)
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
-        del context
 
         def rule(_, u, p=None):
             return self.fn(u, p)

@@ -6,10 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ... import fields, tree
-from ..._core.protocol.chain import chain
-from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
+from ...rules._base import AbstractRule, AbstractTransform, advise_keywords, chain
 from ...rules.adaptive.adam import AbstractAdam, ScaleByAdam
 from ...rules.shaping.decay import decay_mask, decayed_descent, where_field
 from ...tree.types import Hyperparameter

@@ -7,10 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import fields, tree
-from ..._core.protocol.chain import chain
-from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
+from ...rules._base import AbstractRule, AbstractTransform, advise_keywords, chain
 from ...rules.shaping.decay import decayed
 from ...tree.types import Hyperparameter, Params
 from ...where.resolve import WhereLike

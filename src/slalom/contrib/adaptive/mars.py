@@ -9,10 +9,7 @@ from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import fields, tree
 from ..._core.engine.matrices import matrices
-from ..._core.protocol.chain import chain
-from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
+from ...rules._base import AbstractRule, AbstractTransform, advise_keywords, chain
 from ...rules.adaptive.adam import AbstractMoments
 from ...rules.momentum.momentum import first_moment
 from ...rules.shaping.clip import clip_factor

@@ -8,11 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 
 from ... import fields, tree
-from ..._core.protocol.chain import chain
-from ..._core.protocol.context import Context
 from ..._core.protocol.real_vectors import from_vector, to_vector
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
+from ...rules._base import AbstractTransform, Context, advise_keywords, chain
 from ...rules.curvature._fields import first_scale, kept, last_changes
 from ...rules.curvature._system import check_size, dtype_and_size
 from ...rules.curvature.lbfgs import _ZOOM

@@ -11,12 +11,9 @@ from jaxtyping import Array, Inexact, Int, PyTree, UInt32
 
 from ... import fields, tree
 from ..._core.fields.keys import AbstractKeyed, key_field
-from ..._core.protocol.chain import chain
-from ..._core.protocol.context import Context
 from ..._core.protocol.loss import Loss
 from ..._core.protocol.parts import Part
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
+from ...rules._base import AbstractTransform, Context, advise_keywords, chain
 from ...rules.measuring.noise import normal_like
 from ...rules.shaping.scale import ScaleByLearningRate
 from ...tree.paths import leaf_paths

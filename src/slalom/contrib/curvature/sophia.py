@@ -11,10 +11,8 @@ from jaxtyping import Array, Inexact, Int, PyTree, UInt32
 
 from ... import fields, tree
 from ..._core.fields.keys import AbstractKeyed, key_field
-from ..._core.protocol.chain import chain
-from ..._core.protocol.context import Context
-from ..._core.protocol.transform import AbstractTransform, missing
-from ..._core.text.messages import advise_keywords
+from ..._core.protocol.transform import missing
+from ...rules._base import AbstractTransform, Context, advise_keywords, chain
 from ...rules.momentum.momentum import first_moment
 from ...rules.shaping.decay import decayed_descent
 from ...tree.paths import leaf_paths

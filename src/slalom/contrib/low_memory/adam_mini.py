@@ -9,9 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import fields, tree
-from ..._core.protocol.chain import chain
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
+from ...rules._base import AbstractTransform, advise_keywords, chain
 from ...rules._layout import block_counts, warn_guessed
 from ...rules.adaptive.adam import AbstractMoments
 from ...rules.momentum.momentum import first_moment

@@ -10,9 +10,7 @@ from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import fields, tree
 from ..._core.fields.keys import AbstractKeyed, key_field
-from ..._core.protocol.chain import chain
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
+from ...rules._base import AbstractTransform, advise_keywords, chain
 from ...rules.momentum.momentum import first_moment
 from ...rules.shaping.decay import decayed_descent
 from ...tree.dtypes import sum_dtype

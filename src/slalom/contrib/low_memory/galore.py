@@ -11,9 +11,7 @@ from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import fields, tree
 from ..._core.engine.matrices import matrices_or_none, refuse_unequal
-from ..._core.protocol.chain import chain
-from ..._core.protocol.transform import AbstractTransform, State
-from ..._core.text.messages import advise_keywords
+from ...rules._base import AbstractTransform, State, advise_keywords, chain
 from ...rules.adaptive.adam import AbstractMoments
 from ...rules.matrices._orthonormal import adjoint
 from ...rules.momentum.momentum import first_moment

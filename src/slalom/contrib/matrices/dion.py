@@ -14,10 +14,7 @@ from ... import fields, tree
 from ..._core.engine.matrices import matrices, matrices_or_none
 from ..._core.fields.declare import checked_field
 from ..._core.fields.keys import AbstractKeyed, key_field
-from ..._core.protocol.chain import chain
-from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
+from ...rules._base import AbstractRule, AbstractTransform, advise_keywords, chain
 from ...rules._layout import check_scale, scale_of, warn_guessed
 from ...rules.matrices._orthonormal import adjoint, first_shift, products_and_factor, times_adjoint
 from ...rules.matrices._routing import chosen, decay_if_any, with_adam_elsewhere

@@ -8,10 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import fields, tree
-from ..._core.protocol.context import Context
-from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.transform import AbstractTransform, State
-from ..._core.text.messages import advise_keywords
+from ...rules._base import AbstractRule, AbstractTransform, Context, State, advise_keywords
 from ...rules.momentum.momentum import first_moment
 from ...rules.rate_free._sums import bounded
 from ...rules.shaping.decay import decay_mask, where_field

@@ -8,11 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, Inexact, PyTree
 
 from ... import fields, tree
-from ..._core.protocol.chain import chain
-from ..._core.protocol.context import Context
-from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
+from ...rules._base import AbstractRule, AbstractTransform, Context, advise_keywords, chain
 from ...rules.rate_free._sums import (
     AbstractEstimatingAdam,
     AbstractEstimatingState,

@@ -5,9 +5,8 @@ from jaxtyping import PyTree
 
 from ..._core.protocol.chain import Chain, Identity
 from ..._core.protocol.parts import Part, inner_transforms, transforms
-from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
-from ..._core.text.messages import advise_keywords
+from ...rules._base import AbstractTransform, advise_keywords
 from ...rules.matrices.matrix_norms import ScaleByRowRms
 from ...rules.measuring.check_finite import CheckFinite
 from ...rules.measuring.monitor import Monitor

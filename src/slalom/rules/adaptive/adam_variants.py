@@ -8,12 +8,9 @@ import numpy as np
 from jaxtyping import Array, Int, Real
 
 from ... import fields, tree
-from ..._core.protocol.chain import chain
-from ..._core.protocol.context import Context
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
 from ...tree.means import log_of_decay
 from ...tree.types import Hyperparameter, Params, Scalar
+from .._base import AbstractTransform, Context, advise_keywords, chain
 from ..momentum.momentum import first_moment
 from ..shaping.scale import ScaleByLearningRate
 from .adam import AbstractAdam, ScaleByAdamState

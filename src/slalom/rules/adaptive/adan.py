@@ -8,12 +8,9 @@ import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import fields, tree
-from ..._core.protocol.chain import chain
-from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
 from ...tree.types import Hyperparameter, Params
 from ...where.resolve import WhereLike
+from .._base import AbstractRule, AbstractTransform, advise_keywords, chain
 from ..momentum.momentum import first_moment
 from ..shaping.decay import decayed_descent
 

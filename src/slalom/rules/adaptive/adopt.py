@@ -9,11 +9,9 @@ import numpy as np
 from jaxtyping import Array, Real
 
 from ... import fields, tree
-from ..._core.protocol.chain import chain
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
 from ...tree.types import Hyperparameter
 from ...where.resolve import WhereLike
+from .._base import AbstractTransform, advise_keywords, chain
 from ..shaping.decay import decayed_descent
 from .adam import AbstractAdam
 

@@ -9,13 +9,10 @@ import numpy as np
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import fields, tree
-from ..._core.protocol.chain import chain
-from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
 from ...tree.dtypes import sum_dtype
 from ...tree.types import Hyperparameter, Params
 from ...where.resolve import WhereLike, as_where
+from .._base import AbstractRule, AbstractTransform, advise_keywords, chain
 from ..momentum.momentum import first_moment
 from ..shaping.scale import ScaleByLearningRate
 

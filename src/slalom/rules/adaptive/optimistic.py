@@ -7,11 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import fields, tree
-from ..._core.protocol.chain import chain
-from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
 from ...tree.types import Hyperparameter, Params
+from .._base import AbstractRule, AbstractTransform, advise_keywords, chain
 from ..shaping.scale import ScaleByLearningRate
 from .adam import ScaleByAdam
 

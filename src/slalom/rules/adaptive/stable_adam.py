@@ -6,12 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ... import fields, tree
-from ..._core.protocol.chain import chain
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
 from ...tree.means import moved
 from ...tree.types import Hyperparameter
 from ...where.resolve import WhereLike, as_where
+from .._base import AbstractTransform, advise_keywords, chain
 from ..shaping.scale import ScaleByLearningRate
 from .adam import AbstractAdam
 

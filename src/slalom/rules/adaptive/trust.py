@@ -5,12 +5,9 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from ... import fields, tree
-from ..._core.protocol.chain import chain
-from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
 from ...tree.types import Hyperparameter
 from ...where.resolve import WhereLike
+from .._base import AbstractRule, AbstractTransform, advise_keywords, chain
 from ..momentum.momentum import Trace
 from ..shaping.decay import decayed
 from ..shaping.scale import ScaleByLearningRate

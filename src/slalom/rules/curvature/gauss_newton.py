@@ -9,15 +9,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 
 from ... import fields, tree
-from ..._core.protocol.chain import chain
-from ..._core.protocol.context import Context
 from ..._core.protocol.linearization import Linearization
 from ..._core.protocol.real_vectors import to_vector
 from ..._core.protocol.residuals import Residuals
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
 from ...tree.dtypes import canonical_float
 from ...tree.types import Hyperparameter, Params, Scalar, Updates
+from .._base import AbstractTransform, Context, advise_keywords, chain
 from ..linesearch.backtracking import ScaleByBacktrackingLinesearch
 from ..shaping.clip import ClipByGlobalNorm
 from ..shaping.scale import Scale, ScaleByLearningRate

@@ -10,12 +10,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from ... import tree
-from ..._core.protocol.context import Context
 from ..._core.protocol.loss import Loss
 from ..._core.protocol.parts import Part
-from ..._core.protocol.transform import AbstractTransform
 from ...tree.dtypes import as_canonical, as_float
 from ...tree.types import Params, PyTree, Scalar, Updates
+from .._base import AbstractTransform, Context
 
 
 class AbstractLinesearch(AbstractTransform):

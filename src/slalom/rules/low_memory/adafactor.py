@@ -10,14 +10,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, PyTree, Real
 
 from ... import fields, tree
-from ..._core.protocol.chain import chain
-from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
 from ...tree.means import moved
 from ...tree.types import Hyperparameter, Params, Scalar
 from ...where.layout import LayoutLike
 from ...where.resolve import WhereLike
+from .._base import AbstractRule, AbstractTransform, advise_keywords, chain
 from .._layout import factored_axes
 from ..adaptive.trust import ScaleByParamBlockRms
 from ..momentum.momentum import Ema

@@ -7,13 +7,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import fields, tree
-from ..._core.protocol.chain import chain
-from ..._core.protocol.context import Context
-from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
 from ...tree.means import moved
 from ...tree.types import Hyperparameter, Params, Scalar
+from .._base import AbstractRule, AbstractTransform, Context, advise_keywords, chain
 from ..momentum.momentum import momentum_if_any
 from ..shaping.scale import ScaleByLearningRate
 

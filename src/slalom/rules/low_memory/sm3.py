@@ -10,11 +10,8 @@ import numpy as np
 from jaxtyping import Array, Float, Inexact, PyTree
 
 from ... import fields, tree
-from ..._core.protocol.chain import chain
-from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
 from ...tree.types import Hyperparameter, Params
+from .._base import AbstractRule, AbstractTransform, advise_keywords, chain
 from ..momentum.accumulate import divide_by_root
 from ..momentum.momentum import first_moment
 from ..shaping.scale import ScaleByLearningRate

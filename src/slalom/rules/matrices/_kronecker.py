@@ -18,11 +18,10 @@ from ... import fields, tree
 from ..._core.engine.matrices import matrices_or_none
 from ..._core.fields.declare import count_or_schedule
 from ..._core.fields.schedule import AbstractSchedule, count_at
-from ..._core.protocol.context import Context
-from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.transform import State, missing
+from ..._core.protocol.transform import missing
 from ...tree.types import Params
 from ...where.layout import Matrix
+from .._base import AbstractRule, Context, State
 from ._orthonormal import adjoint, adjoint_times, eigh, orthonormal, times_adjoint
 
 # --- how often ------------------------------------------------------------------------------

@@ -12,14 +12,10 @@ from jaxtyping import Array, Inexact, Int, PyTree, UInt32
 
 from ... import fields, tree
 from ..._core.fields.keys import AbstractKeyed, key_field
-from ..._core.protocol.chain import chain
-from ..._core.protocol.context import Context
-from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
 from ...tree.types import Hyperparameter, Params
 from ...where.layout import LayoutLike
 from ...where.resolve import WhereLike
+from .._base import AbstractRule, AbstractTransform, Context, advise_keywords, chain
 from ..momentum.momentum import Ema
 from ..shaping.clip import clip_factor
 from ..shaping.scale import ScaleByLearningRate

@@ -11,16 +11,13 @@ from jaxtyping import Array, Float, PyTree
 
 from ... import fields, tree
 from ..._core.engine.matrices import matrices
-from ..._core.protocol.chain import chain
-from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
 from ...tree.dtypes import sum_dtype
 from ...tree.means import moved
 from ...tree.types import Hyperparameter, Params
 from ...where import matrix
 from ...where.layout import LayoutLike
 from ...where.resolve import Where, WhereLike
+from .._base import AbstractRule, AbstractTransform, advise_keywords, chain
 from .._layout import columns, inputs, matrices_as_text, warn_guessed
 from ..momentum.momentum import Ema, Trace
 from ..momentum.sign import ScaleBySign

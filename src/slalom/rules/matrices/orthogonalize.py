@@ -13,13 +13,10 @@ from ..._core.engine.matrices import layouts_in_blocks
 from ..._core.fields.declare import checked_field
 from ..._core.fields.schedule import as_schedule
 from ..._core.protocol.bases import AbstractStatelessTransform
-from ..._core.protocol.chain import chain
-from ..._core.protocol.context import Context
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
 from ...tree.types import Hyperparameter, Params, Updates, is_function
 from ...where.layout import Layout, LayoutLike, Matrix
 from ...where.resolve import WhereLike
+from .._base import AbstractTransform, Context, advise_keywords, chain
 from .._layout import check_scale, scale_of, warn_guessed
 from ..momentum.momentum import Trace
 from ..shaping.scale import ScaleByLearningRate

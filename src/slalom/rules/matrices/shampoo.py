@@ -10,12 +10,10 @@ from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import fields, tree
 from ..._core.engine.matrices import matrices_or_none, of_matrices
-from ..._core.protocol.chain import chain
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
 from ...tree.types import Hyperparameter, Params, Scalar
 from ...where.layout import LayoutLike, Matrix
 from ...where.resolve import WhereLike
+from .._base import AbstractTransform, advise_keywords, chain
 from ..low_memory.rms import ScaleByRms
 from ..momentum.momentum import Ema
 from ..shaping.scale import ScaleByLearningRate

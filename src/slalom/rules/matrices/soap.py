@@ -10,12 +10,10 @@ import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import fields, tree
-from ..._core.protocol.chain import chain
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
 from ...tree.types import Hyperparameter, Params
 from ...where.layout import LayoutLike
 from ...where.resolve import WhereLike
+from .._base import AbstractTransform, advise_keywords, chain
 from ..momentum.momentum import first_moment
 from ..shaping.scale import ScaleByLearningRate
 from ._kronecker import (

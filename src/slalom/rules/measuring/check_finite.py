@@ -10,11 +10,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, PyTree
 
 from ... import tree
-from ..._core.protocol.context import Context
-from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.messages import listed
 from ...tree.paths import leaf_paths
 from ...tree.types import Params, Updates
+from .._base import AbstractTransform, Context
 
 
 class CheckFiniteState(eqx.Module):

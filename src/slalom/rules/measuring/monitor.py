@@ -10,14 +10,13 @@ import numpy as np
 from jaxtyping import Array, Int, PyTree
 
 from ... import fields, tree
-from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
-from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.writer import RETURN
 from ..._core.text.printing import Call, constructor_call
 from ...tree.means import moved
 from ...tree.paths import leaf_paths
 from ...tree.types import Params, Updates, is_function
+from .._base import AbstractTransform, Context
 
 
 class _AbstractMonitor(AbstractTransform):

@@ -10,12 +10,9 @@ from jaxtyping import Array, Int, UInt32
 from ... import fields, tree
 from ..._core.fields.keys import AbstractKeyed, key_field
 from ..._core.protocol.bases import AbstractPerExampleTransform
-from ..._core.protocol.chain import chain
-from ..._core.protocol.context import Context
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
 from ...tree.paths import leaf_paths
 from ...tree.types import Gradients, Hyperparameter, Params, PyTree, Scalar, Updates
+from .._base import AbstractTransform, Context, advise_keywords, chain
 from ..momentum.momentum import momentum_if_any
 from ..shaping.clip import clip_factor
 from ..shaping.scale import ScaleByLearningRate

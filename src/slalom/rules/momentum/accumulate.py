@@ -7,13 +7,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Inexact, Int, PyTree
 
 from ... import fields, tree
-from ..._core.protocol.chain import chain
-from ..._core.protocol.context import Context
-from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
 from ...tree.types import Hyperparameter, Params, Scalar
 from ...where.resolve import WhereLike
+from .._base import AbstractRule, AbstractTransform, Context, advise_keywords, chain
 from ..shaping.decay import decayed
 from ..shaping.scale import ScaleByLearningRate
 

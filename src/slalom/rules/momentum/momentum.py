@@ -10,12 +10,9 @@ from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import fields, tree
 from ..._core.fields.schedule import AbstractSchedule
-from ..._core.protocol.chain import chain
-from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
 from ...tree.paths import dotted
 from ...tree.types import Hyperparameter, Params, Tracer
+from .._base import AbstractRule, AbstractTransform, advise_keywords, chain
 from ..shaping.scale import ScaleByLearningRate
 
 

@@ -9,14 +9,10 @@ import numpy as np
 from jaxtyping import Array, Inexact, PyTree
 
 from ... import fields, tree
-from ..._core.protocol.chain import chain
-from ..._core.protocol.context import Context
-from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
 from ...tree.paths import dotted
 from ...tree.types import Hyperparameter, Params, Scalar, Tracer
 from ...where.resolve import WhereLike
+from .._base import AbstractRule, AbstractTransform, Context, advise_keywords, chain
 from ..shaping.decay import decayed_descent
 from ..shaping.scale import Scale, ScaleByLearningRate
 from .momentum import Trace, first_moment

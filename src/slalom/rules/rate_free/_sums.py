@@ -8,12 +8,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import fields, tree
-from ..._core.protocol.context import Context
-from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.transform import State
 from ...tree.dtypes import sum_dtype
 from ...tree.types import Params, Scalar
 from ...where.resolve import Where
+from .._base import AbstractRule, Context, State
 from ..momentum.momentum import first_moment
 from ..shaping.decay import decay_mask
 

@@ -9,14 +9,10 @@ import numpy as np
 from jaxtyping import Array, Float, Inexact, PyTree
 
 from ... import fields, tree
-from ..._core.protocol.chain import chain
-from ..._core.protocol.context import Context
-from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
 from ...tree.dtypes import sum_dtype
 from ...tree.types import Hyperparameter, Params
 from ...where.resolve import WhereLike
+from .._base import AbstractRule, AbstractTransform, Context, advise_keywords, chain
 from ..shaping.decay import decayed
 from ..shaping.scale import ScaleByLearningRate, sign_of
 from ._sums import bounded, number

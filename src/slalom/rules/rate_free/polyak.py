@@ -6,11 +6,8 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from ... import fields, tree
-from ..._core.protocol.chain import chain
-from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
 from ...tree.types import Hyperparameter
+from .._base import AbstractRule, AbstractTransform, advise_keywords, chain
 from ..shaping.scale import ScaleByLearningRate
 
 

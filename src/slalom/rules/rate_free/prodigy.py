@@ -8,10 +8,9 @@ import numpy as np
 from jaxtyping import Array, Inexact, PyTree
 
 from ... import fields, tree
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
 from ...tree.types import Hyperparameter, Params
 from ...where.resolve import Where, WhereLike
+from .._base import AbstractTransform, advise_keywords
 from ..shaping.decay import where_field
 from ._sums import AbstractEstimatingAdam, AbstractEstimatingState, bounded, larger, number
 

@@ -3,12 +3,10 @@
 from typing import Any
 
 from ..._core.fields.declare import check_step
-from ..._core.protocol.chain import chain
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
 from ...schedules import warmup_constant
 from ...tree.types import Hyperparameter, is_function
 from ...where.resolve import WhereLike
+from .._base import AbstractTransform, advise_keywords, chain
 from ..low_memory.rms import ScaleByRms
 from ..shaping.decay import decayed
 from ..shaping.scale import ScaleByLearningRate

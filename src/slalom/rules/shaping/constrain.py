@@ -8,12 +8,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
 from ... import fields, tree
-from ..._core.protocol.context import Context
-from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.transform import AbstractTransform
 from ...tree.paths import leaf_paths
 from ...tree.types import Params, Updates
 from ...where.resolve import WhereLike
+from .._base import AbstractRule, AbstractTransform, Context
 
 
 class SetToZero(AbstractRule[None]):

@@ -8,11 +8,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, PyTree
 
 from ... import fields, tree
-from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.transform import AbstractTransform
 from ...tree.types import Hyperparameter, Params
 from ...where.masks import mask
 from ...where.resolve import Where, WhereLike, as_where_or_none
+from .._base import AbstractRule, AbstractTransform
 from .cautious import agreement
 from .scale import ScaleByLearningRate
 

@@ -8,15 +8,13 @@ import jax
 
 from ... import fields, tree
 from ..._core.fields.schedule import AbstractStatefulSchedule
-from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
-from ..._core.protocol.rule import AbstractRule
-from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.writer import RETURN
 from ..._core.text.printing import Call, constructor_call
 from ...tree.types import Hyperparameter, Params, Tracer, Updates, is_function
 from ...where.masks import labels, selected_from
 from ...where.resolve import Cases, Where, WhereLike, as_where
+from .._base import AbstractRule, AbstractTransform, Context
 
 
 class _AbstractScale(AbstractRule[None]):

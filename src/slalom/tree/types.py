@@ -41,6 +41,9 @@ and the shape of each leaf.
 Gradients: TypeAlias = PyTree[Inexact[Array | np.ndarray, "..."], "Params"]
 """The input of an optimizer: updates, or per-example gradients with one more leading axis."""
 
+WhereLike: TypeAlias = Any
+"""A selector, a function of the parameter tree to a tree of bools, or a tree of bools."""
+
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs

@@ -9,7 +9,7 @@ import collections
 import dataclasses
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -17,11 +17,7 @@ import wadler_lindig as wl
 from jaxtyping import PyTree
 
 from ..tree.paths import first_difference
-from ..tree.types import Tracer, is_function, is_state_index
-
-WhereLike: TypeAlias = Any
-"""A selector, a function of the parameter tree to a tree of bools, or a tree of bools."""
-
+from ..tree.types import Tracer, WhereLike, is_function, is_state_index
 
 ONLY_SHAPES = (
     "It is called with shapes and dtypes (`jax.ShapeDtypeStruct` leaves), not with values, because "

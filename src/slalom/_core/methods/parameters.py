@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ...tree.types import Hyperparameter
-from ...where.resolve import WhereLike
+from ...tree.types import Hyperparameter, WhereLike
 from ..protocol.parts import AbstractDeclared
 from ..text.messages import advise_keywords
 

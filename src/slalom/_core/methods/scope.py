@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...where.resolve import WhereLike
+from ...tree.types import WhereLike
 from ..protocol.parts import AbstractDeclared
 from ..text.messages import advise_keywords
 

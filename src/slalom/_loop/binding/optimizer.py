@@ -18,9 +18,9 @@ from ..._core.text.messages import advise_positions
 from ..._core.text.mistakes import frozen, no_attribute, optimizer_advice
 from ...tree.packed import pack
 from ...tree.paths import example, leaf_paths
-from ...tree.types import PyTree
+from ...tree.types import PyTree, WhereLike
 from ...where.masks import check_matches, mask
-from ...where.resolve import WhereLike, as_where, as_where_or_none
+from ...where.resolve import as_where, as_where_or_none
 from ..programs.compiled import StepInputs, compiled_step, compiled_update, release
 from ..reports.rebind import carry
 from ..reports.rebinding import AS_BEFORE, AsBefore, Rebinding, Rebound

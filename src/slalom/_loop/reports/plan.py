@@ -17,8 +17,7 @@ from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.printing import bytes_as_text
 from ...tree.paths import dotted, example, leaf_paths
 from ...tree.sharding import axis_names, full_spec, num_parts
-from ...tree.types import PyTree
-from ...where.resolve import WhereLike
+from ...tree.types import PyTree, WhereLike
 from ..binding.optimizer import Optimizer
 from ..sharding.placement import sharding_on, state_shardings
 from ..sharding.shard import bytes_per_device, shard

@@ -11,8 +11,7 @@ from jaxtyping import Float
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.figures import make_figure
 from ..._core.text.messages import advise_keywords
-from ...tree.types import PyTree
-from ...where.resolve import WhereLike
+from ...tree.types import PyTree, WhereLike
 from ..binding.optimizer import Optimizer
 from ..training.options import BatchArgs, check_steps
 from .runs import Run, progress_bar, step_of_runs, take

@@ -16,8 +16,7 @@ from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.messages import advise_keywords
 from ...rules.curvature.levenberg_marquardt import ScaleByLevenbergMarquardt
 from ...tree.dtypes import canonical_float, sum_dtype
-from ...tree.types import PyTree, Tracer
-from ...where.resolve import WhereLike
+from ...tree.types import PyTree, Tracer, WhereLike
 from ..binding.model import Split, split
 from ..binding.optimizer import Optimizer
 from ..programs.arguments import as_tree

@@ -18,8 +18,7 @@ from ..._core.text import notebook
 from ..._core.text.figures import make_figure
 from ..._core.text.messages import advise_keywords, advise_positions
 from ...tree.paths import candidates
-from ...tree.types import PyTree
-from ...where.resolve import WhereLike
+from ...tree.types import PyTree, WhereLike
 from ..binding.model import split
 from ..binding.optimizer import Optimizer
 from ..programs.arguments import Flags

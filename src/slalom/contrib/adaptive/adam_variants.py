@@ -9,8 +9,8 @@ from ... import fields, tree
 from ...rules._base import AbstractRule, AbstractTransform, advise_keywords, chain
 from ...rules.adaptive.adam import AbstractAdam, ScaleByAdam
 from ...rules.shaping.decay import decay_mask, decayed_descent, where_field
-from ...tree.types import Hyperparameter
-from ...where.resolve import Where, WhereLike
+from ...tree.types import Hyperparameter, WhereLike
+from ...where.resolve import Where
 
 
 class ScaleByAcprop(AbstractAdam):

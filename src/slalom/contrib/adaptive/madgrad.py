@@ -9,8 +9,7 @@ from jaxtyping import Array, Inexact, Int, PyTree
 from ... import fields, tree
 from ...rules._base import AbstractRule, AbstractTransform, advise_keywords, chain
 from ...rules.shaping.decay import decayed
-from ...tree.types import Hyperparameter, Params
-from ...where.resolve import WhereLike
+from ...tree.types import Hyperparameter, Params, WhereLike
 
 
 class ScaleByMadgradState(eqx.Module):

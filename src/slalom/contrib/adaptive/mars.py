@@ -14,9 +14,8 @@ from ...rules.adaptive.adam import AbstractMoments
 from ...rules.momentum.momentum import first_moment
 from ...rules.shaping.clip import clip_factor
 from ...rules.shaping.decay import decayed_descent
-from ...tree.types import Hyperparameter, Params
+from ...tree.types import Hyperparameter, Params, WhereLike
 from ...where.layout import LayoutLike
-from ...where.resolve import WhereLike
 
 
 class ScaleByMarsState(eqx.Module):

@@ -16,8 +16,7 @@ from ...rules._base import AbstractTransform, Context, advise_keywords, chain
 from ...rules.momentum.momentum import first_moment
 from ...rules.shaping.decay import decayed_descent
 from ...tree.paths import leaf_paths
-from ...tree.types import Hyperparameter, Params, Updates
-from ...where.resolve import WhereLike
+from ...tree.types import Hyperparameter, Params, Updates, WhereLike
 
 
 class ScaleBySophiaState(eqx.Module):

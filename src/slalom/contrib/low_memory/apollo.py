@@ -14,9 +14,8 @@ from ...rules._base import AbstractTransform, advise_keywords, chain
 from ...rules.momentum.momentum import first_moment
 from ...rules.shaping.decay import decayed_descent
 from ...tree.dtypes import sum_dtype
-from ...tree.types import Hyperparameter, Params
+from ...tree.types import Hyperparameter, Params, WhereLike
 from ...where.layout import LayoutLike
-from ...where.resolve import WhereLike
 from .galore import AbstractProjectedAdam, WideMatrix, wide_matrices
 
 

@@ -16,9 +16,8 @@ from ...rules.adaptive.adam import AbstractMoments
 from ...rules.matrices._orthonormal import adjoint
 from ...rules.momentum.momentum import first_moment
 from ...rules.shaping.decay import decayed_descent
-from ...tree.types import Hyperparameter, Params
+from ...tree.types import Hyperparameter, Params, WhereLike
 from ...where.layout import LayoutLike, Matrix, layouts
-from ...where.resolve import WhereLike
 
 
 class _AbstractProjectedFields:

@@ -22,9 +22,8 @@ from ...rules.matrices.orthogonalize import _default_adam_rate
 from ...rules.momentum.momentum import first_moment
 from ...rules.shaping.scale import ScaleByLearningRate
 from ...tree.paths import leaf_paths
-from ...tree.types import Hyperparameter, Params
+from ...tree.types import Hyperparameter, Params, WhereLike
 from ...where.layout import LayoutLike, Matrix
-from ...where.resolve import WhereLike
 
 
 def _check_fraction(name: str, value: object) -> None:

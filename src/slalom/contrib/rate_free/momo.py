@@ -13,8 +13,8 @@ from ...rules.momentum.momentum import first_moment
 from ...rules.rate_free._sums import bounded
 from ...rules.shaping.decay import decay_mask, where_field
 from ...tree.dtypes import sum_dtype
-from ...tree.types import Hyperparameter, Params, Scalar
-from ...where.resolve import Where, WhereLike
+from ...tree.types import Hyperparameter, Params, Scalar, WhereLike
+from ...where.resolve import Where
 
 
 class _AbstractMomoFields:

@@ -19,8 +19,8 @@ from ...rules.rate_free.dog import squares
 from ...rules.shaping.decay import decayed, where_field
 from ...rules.shaping.scale import ScaleByLearningRate
 from ...tree.dtypes import sum_dtype
-from ...tree.types import Hyperparameter, Params, Scalar
-from ...where.resolve import Where, WhereLike
+from ...tree.types import Hyperparameter, Params, Scalar, WhereLike
+from ...where.resolve import Where
 
 
 class ScaleByDowgState(eqx.Module):

@@ -27,9 +27,10 @@ from ...rules.matrices.shampoo import ScaleByShampoo
 from ...rules.matrices.soap import AbstractInEigenbasis, ScaleBySoap
 from ...rules.momentum.sign import ScaleByLion, ScaleBySign
 from ...tree.paths import dotted, glob_pattern, leaf_paths
+from ...tree.types import WhereLike
 from ...where.layout import Layout, LayoutLike, Matrix, as_layout, check_layout, layouts
 from ...where.masks import mask
-from ...where.resolve import Leaf, Where, WhereLike, as_where
+from ...where.resolve import Leaf, Where, as_where
 from ...where.selectors import path as at_path
 from ..matrices.dion import ScaleByDion
 

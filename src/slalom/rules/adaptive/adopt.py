@@ -9,8 +9,7 @@ import numpy as np
 from jaxtyping import Array, Real
 
 from ... import fields, tree
-from ...tree.types import Hyperparameter
-from ...where.resolve import WhereLike
+from ...tree.types import Hyperparameter, WhereLike
 from .._base import AbstractTransform, advise_keywords, chain
 from ..shaping.decay import decayed_descent
 from .adam import AbstractAdam

@@ -8,8 +8,7 @@ import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import fields, tree
-from ...tree.types import Hyperparameter, Params
-from ...where.resolve import WhereLike
+from ...tree.types import Hyperparameter, Params, WhereLike
 from .._base import AbstractRule, AbstractTransform, advise_keywords, chain
 from ..momentum.momentum import first_moment
 from ..shaping.decay import decayed_descent

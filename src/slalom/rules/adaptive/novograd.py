@@ -10,8 +10,8 @@ from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import fields, tree
 from ...tree.dtypes import sum_dtype
-from ...tree.types import Hyperparameter, Params
-from ...where.resolve import WhereLike, as_where
+from ...tree.types import Hyperparameter, Params, WhereLike
+from ...where.resolve import as_where
 from .._base import AbstractRule, AbstractTransform, advise_keywords, chain
 from ..momentum.momentum import first_moment
 from ..shaping.scale import ScaleByLearningRate

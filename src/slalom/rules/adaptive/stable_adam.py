@@ -7,8 +7,8 @@ import numpy as np
 
 from ... import fields, tree
 from ...tree.means import moved
-from ...tree.types import Hyperparameter
-from ...where.resolve import WhereLike, as_where
+from ...tree.types import Hyperparameter, WhereLike
+from ...where.resolve import as_where
 from .._base import AbstractTransform, advise_keywords, chain
 from ..shaping.scale import ScaleByLearningRate
 from .adam import AbstractAdam

@@ -5,8 +5,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from ... import fields, tree
-from ...tree.types import Hyperparameter
-from ...where.resolve import WhereLike
+from ...tree.types import Hyperparameter, WhereLike
 from .._base import AbstractRule, AbstractTransform, advise_keywords, chain
 from ..momentum.momentum import Trace
 from ..shaping.decay import decayed

@@ -11,9 +11,8 @@ from jaxtyping import Array, Float, Inexact, Int, PyTree, Real
 
 from ... import fields, tree
 from ...tree.means import moved
-from ...tree.types import Hyperparameter, Params, Scalar
+from ...tree.types import Hyperparameter, Params, Scalar, WhereLike
 from ...where.layout import LayoutLike
-from ...where.resolve import WhereLike
 from .._base import AbstractRule, AbstractTransform, advise_keywords, chain
 from .._layout import factored_axes
 from ..adaptive.trust import ScaleByParamBlockRms

@@ -1,10 +1,10 @@
 """The choice of matrices and AdamW for the other parameters; shared by the recipes for matrices."""
 
 from ..._core.protocol.transform import AbstractTransform
-from ...tree.types import Hyperparameter
+from ...tree.types import Hyperparameter, WhereLike
 from ...where import matrix
 from ...where.layout import LayoutLike
-from ...where.resolve import Where, WhereLike
+from ...where.resolve import Where
 from ..adaptive.adam import adam, adamw
 from ..shaping.decay import decayed
 

@@ -12,9 +12,8 @@ from jaxtyping import Array, Inexact, Int, PyTree, UInt32
 
 from ... import fields, tree
 from ..._core.fields.keys import AbstractKeyed, key_field
-from ...tree.types import Hyperparameter, Params
+from ...tree.types import Hyperparameter, Params, WhereLike
 from ...where.layout import LayoutLike
-from ...where.resolve import WhereLike
 from .._base import AbstractRule, AbstractTransform, Context, advise_keywords, chain
 from ..momentum.momentum import Ema
 from ..shaping.clip import clip_factor

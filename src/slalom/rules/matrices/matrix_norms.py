@@ -13,10 +13,10 @@ from ... import fields, tree
 from ..._core.engine.matrices import matrices
 from ...tree.dtypes import sum_dtype
 from ...tree.means import moved
-from ...tree.types import Hyperparameter, Params
+from ...tree.types import Hyperparameter, Params, WhereLike
 from ...where import matrix
 from ...where.layout import LayoutLike
-from ...where.resolve import Where, WhereLike
+from ...where.resolve import Where
 from .._base import AbstractRule, AbstractTransform, advise_keywords, chain
 from .._layout import columns, inputs, matrices_as_text, warn_guessed
 from ..momentum.momentum import Ema, Trace

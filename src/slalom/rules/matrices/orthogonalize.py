@@ -13,9 +13,8 @@ from ..._core.engine.matrices import layouts_in_blocks
 from ..._core.fields.declare import checked_field
 from ..._core.fields.schedule import as_schedule
 from ..._core.protocol.bases import AbstractStatelessTransform
-from ...tree.types import Hyperparameter, Params, Updates, is_function
+from ...tree.types import Hyperparameter, Params, Updates, WhereLike, is_function
 from ...where.layout import Layout, LayoutLike, Matrix
-from ...where.resolve import WhereLike
 from .._base import AbstractTransform, Context, advise_keywords, chain
 from .._layout import check_scale, scale_of, warn_guessed
 from ..momentum.momentum import Trace

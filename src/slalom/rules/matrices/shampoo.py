@@ -10,9 +10,8 @@ from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import fields, tree
 from ..._core.engine.matrices import matrices_or_none, of_matrices
-from ...tree.types import Hyperparameter, Params, Scalar
+from ...tree.types import Hyperparameter, Params, Scalar, WhereLike
 from ...where.layout import LayoutLike, Matrix
-from ...where.resolve import WhereLike
 from .._base import AbstractTransform, advise_keywords, chain
 from ..low_memory.rms import ScaleByRms
 from ..momentum.momentum import Ema

@@ -10,9 +10,8 @@ import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import fields, tree
-from ...tree.types import Hyperparameter, Params
+from ...tree.types import Hyperparameter, Params, WhereLike
 from ...where.layout import LayoutLike
-from ...where.resolve import WhereLike
 from .._base import AbstractTransform, advise_keywords, chain
 from ..momentum.momentum import first_moment
 from ..shaping.scale import ScaleByLearningRate

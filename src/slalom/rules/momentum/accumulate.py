@@ -7,8 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Inexact, Int, PyTree
 
 from ... import fields, tree
-from ...tree.types import Hyperparameter, Params, Scalar
-from ...where.resolve import WhereLike
+from ...tree.types import Hyperparameter, Params, Scalar, WhereLike
 from .._base import AbstractRule, AbstractTransform, Context, advise_keywords, chain
 from ..shaping.decay import decayed
 from ..shaping.scale import ScaleByLearningRate

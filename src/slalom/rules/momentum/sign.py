@@ -10,8 +10,7 @@ from jaxtyping import Array, Inexact, PyTree
 
 from ... import fields, tree
 from ...tree.paths import dotted
-from ...tree.types import Hyperparameter, Params, Scalar, Tracer
-from ...where.resolve import WhereLike
+from ...tree.types import Hyperparameter, Params, Scalar, Tracer, WhereLike
 from .._base import AbstractRule, AbstractTransform, Context, advise_keywords, chain
 from ..shaping.decay import decayed_descent
 from ..shaping.scale import Scale, ScaleByLearningRate

@@ -10,8 +10,7 @@ from jaxtyping import Array, Float, Inexact, PyTree
 
 from ... import fields, tree
 from ...tree.dtypes import sum_dtype
-from ...tree.types import Hyperparameter, Params
-from ...where.resolve import WhereLike
+from ...tree.types import Hyperparameter, Params, WhereLike
 from .._base import AbstractRule, AbstractTransform, Context, advise_keywords, chain
 from ..shaping.decay import decayed
 from ..shaping.scale import ScaleByLearningRate, sign_of

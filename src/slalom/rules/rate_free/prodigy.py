@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Array, Inexact, PyTree
 
 from ... import fields, tree
-from ...tree.types import Hyperparameter, Params
-from ...where.resolve import Where, WhereLike
+from ...tree.types import Hyperparameter, Params, WhereLike
+from ...where.resolve import Where
 from .._base import AbstractTransform, advise_keywords
 from ..shaping.decay import where_field
 from ._sums import AbstractEstimatingAdam, AbstractEstimatingState, bounded, larger, number

@@ -4,8 +4,7 @@ from typing import Any
 
 from ..._core.fields.declare import check_step
 from ...schedules import warmup_constant
-from ...tree.types import Hyperparameter, is_function
-from ...where.resolve import WhereLike
+from ...tree.types import Hyperparameter, WhereLike, is_function
 from .._base import AbstractTransform, advise_keywords, chain
 from ..low_memory.rms import ScaleByRms
 from ..shaping.decay import decayed

@@ -9,8 +9,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from ... import fields, tree
 from ...tree.paths import leaf_paths
-from ...tree.types import Params, Updates
-from ...where.resolve import WhereLike
+from ...tree.types import Params, Updates, WhereLike
 from .._base import AbstractRule, AbstractTransform, Context
 
 

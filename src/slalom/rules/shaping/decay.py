@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, PyTree
 
 from ... import fields, tree
-from ...tree.types import Hyperparameter, Params
+from ...tree.types import Hyperparameter, Params, WhereLike
 from ...where.masks import mask
-from ...where.resolve import Where, WhereLike, as_where_or_none
+from ...where.resolve import Where, as_where_or_none
 from .._base import AbstractRule, AbstractTransform
 from .cautious import agreement
 from .scale import ScaleByLearningRate

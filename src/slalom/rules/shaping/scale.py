@@ -11,9 +11,9 @@ from ..._core.fields.schedule import AbstractStatefulSchedule
 from ..._core.protocol.parts import Part
 from ..._core.protocol.writer import RETURN
 from ..._core.text.printing import Call, constructor_call
-from ...tree.types import Hyperparameter, Params, Tracer, Updates, is_function
+from ...tree.types import Hyperparameter, Params, Tracer, Updates, WhereLike, is_function
 from ...where.masks import labels, selected_from
-from ...where.resolve import Cases, Where, WhereLike, as_where
+from ...where.resolve import Cases, Where, as_where
 from .._base import AbstractRule, AbstractTransform, Context
 
 

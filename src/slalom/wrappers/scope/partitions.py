@@ -16,9 +16,9 @@ from ..._core.protocol.wrapper import AbstractComposite
 from ..._core.protocol.writer import Writer
 from ..._core.text.printing import Call, method_call
 from ...tree.paths import candidates, leaf_paths
-from ...tree.types import Gradients, Params, PyTree
+from ...tree.types import Gradients, Params, PyTree, WhereLike
 from ...where.masks import labels, mask, selected_from
-from ...where.resolve import Cases, Where, WhereLike, as_labels, as_where
+from ...where.resolve import Cases, Where, as_labels, as_where
 
 
 class _AbstractCut(AbstractComposite[Any]):

@@ -256,7 +256,7 @@ BAD = {
     ),
     r"stable_steps.*got -1": lambda: STABLE(-1, 9),
     r"warmup_stable_decay\.decay_steps.*got 0": lambda: STABLE(5, 0),
-    r"decay_type must be 'linear' or 'cosine' or 'sqrt', got 'exp'": (
+    r"decay_type must be 'linear', 'cosine' or 'sqrt', got 'exp'": (
         lambda: STABLE(5, 5, decay_type="exp")
     ),
     r"timescale.*got 0": lambda: S.inverse_sqrt(0.0, 1.0, 5, timescale=0),

@@ -78,13 +78,6 @@ CURVES: dict[str, Callable[[Weights], Weights]] = {
 """Curves of the weights of the first and the second value."""
 
 
-def check_curve(name: str, curve: Any, *curves: str) -> None:
-    """Raises an error that lists the curves if `curve` is not one of them."""
-    if curve not in curves:
-        listed = " or ".join(map(repr, curves))
-        raise ValueError(f"{name} must be {listed}, got {curve!r}.")
-
-
 def interpolate_points(points: Sequence[tuple[Any, Any]], step: Step, curve: str) -> Scalar:
     """Interpolates between (step, value) points; constant before the first and after the last.
 

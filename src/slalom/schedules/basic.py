@@ -19,7 +19,7 @@ from .._core.text.printing import AbstractPrinted, Entries
 from ..tree.dtypes import as_canonical, canonical_float
 from ..tree.means import log_of_decay
 from ..tree.types import Hyperparameter, Scalar, Step
-from ._common import as_step, check_curve, cosine, fractions, interpolate, interpolate_points, power
+from ._common import as_step, cosine, fractions, interpolate, interpolate_points, power
 
 
 class constant(AbstractSchedule):
@@ -284,8 +284,11 @@ class piecewise_interpolate(AbstractSchedule):
     boundaries_and_scales: BoundariesAndScales = eqx.field(default=None, converter=_converted)
 
     def __check_init__(self):
-        name = "piecewise_interpolate.interpolate_type"
-        check_curve(name, self.interpolate_type, "linear", "cosine")
+        if self.interpolate_type not in ("linear", "cosine"):
+            raise ValueError(
+                "piecewise_interpolate.interpolate_type must be 'linear' or 'cosine', got "
+                f"{self.interpolate_type!r}."
+            )
 
     def __call__(self, step: Step) -> Scalar:
         value = as_canonical(self.init_value)

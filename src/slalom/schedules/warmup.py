@@ -8,20 +8,11 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from .._core.fields.declare import Number, OptionalNumber, hyperparameter, steps
+from .._core.fields.declare import Number, OptionalNumber, choice_field, hyperparameter, steps
 from .._core.fields.schedule import AbstractSchedule
 from ..tree.dtypes import as_canonical, canonical_float
 from ..tree.types import Scalar, Step
-from ._common import (
-    CURVES,
-    as_step,
-    check_curve,
-    cosine,
-    fractions,
-    interpolate,
-    interpolate_points,
-    power,
-)
+from ._common import CURVES, as_step, cosine, fractions, interpolate, interpolate_points, power
 from .basic import exponential
 
 
@@ -149,10 +140,7 @@ class warmup_stable_decay(_AbstractWarmup):
     stable_steps: Step = steps()
     decay_steps: Step = steps(within="[1, inf)")
     end_value: Number = hyperparameter(0.0)
-    decay_type: str = eqx.field(default="linear", static=True)
-
-    def __check_init__(self):
-        check_curve("warmup_stable_decay.decay_type", self.decay_type, "linear", "cosine", "sqrt")
+    decay_type: str = choice_field("linear", "cosine", "sqrt")
 
     def _after(self, past: Int[Array, ""]) -> Scalar:
         # Not step − (warmup + stable): the sum may overflow int32.

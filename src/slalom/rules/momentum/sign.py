@@ -52,7 +52,7 @@ class ScaleByLion(AbstractRule[ScaleByLionState]):
     b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
     b2: fields.Number = fields.hyperparameter(0.99, within="(0, 1)")
     mu_dtype: np.dtype | None = fields.dtype_field()
-    mode: str = eqx.field(default="hard", static=True, kw_only=True)
+    mode: str = fields.choice_field("hard", "smooth", "refined", kw_only=True)
     smooth_beta: fields.Number = fields.hyperparameter(1.0, within="(0, inf)", kw_only=True)
 
     _reads_old: bool = eqx.field(init=False, static=True, repr=False)
@@ -60,12 +60,6 @@ class ScaleByLion(AbstractRule[ScaleByLionState]):
     def __post_init__(self):
         b1, b2 = map(_constant, (self.b1, self.b2))
         self._reads_old = b1 is not None and b2 is not None and b1 > 2 * b2
-
-    def __check_init__(self):
-        if self.mode not in ("hard", "smooth", "refined"):
-            raise ValueError(
-                f"ScaleByLion.mode must be 'hard', 'smooth' or 'refined', got {self.mode!r}."
-            )
 
     def init(self, params: Params) -> ScaleByLionState:
         return ScaleByLionState(mu=first_moment(self, params, "b2"))

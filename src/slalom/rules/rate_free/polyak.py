@@ -2,7 +2,6 @@
 
 from typing import ClassVar
 
-import equinox as eqx
 import jax.numpy as jnp
 
 from ... import fields, tree
@@ -37,17 +36,11 @@ class ScaleByPolyak(AbstractRule[None]):
     f_min: fields.Number = fields.hyperparameter(0.0)
     max_learning_rate: fields.Number = fields.hyperparameter(1.0, within="(0, inf]")
     eps: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
-    variant: str = eqx.field(default="sps", static=True)
+    variant: str = fields.choice_field("sps", "sps+")
 
     over: ClassVar[str] = "sums"
     needs: ClassVar[tuple[str, ...]] = ("value",)
     keeps_zeros: ClassVar[bool] = True
-
-    def __check_init__(self):
-        if self.variant not in ("sps", "sps+"):
-            raise ValueError(
-                f"ScaleByPolyak.variant must be 'sps' or 'sps+', got {self.variant!r}."
-            )
 
     def measure(self, g, leaf):
         return {"norm": tree.NormOf(g), "square": jnp.sum(tree.abs_squared(g))}

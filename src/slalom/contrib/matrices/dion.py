@@ -14,13 +14,11 @@ from ... import fields, tree
 from ..._core.engine.matrices import matrices, matrices_or_none
 from ..._core.fields.declare import checked_field
 from ..._core.fields.keys import AbstractKeyed, key_field
-from ...rules._base import AbstractRule, AbstractTransform, advise_keywords, chain
+from ...rules._base import AbstractRule, AbstractTransform, advise_keywords
 from ...rules._layout import check_scale, scale_of, warn_guessed
 from ...rules.matrices._orthonormal import adjoint, first_shift, products_and_factor, times_adjoint
-from ...rules.matrices._routing import chosen, decay_if_any, with_adam_elsewhere
-from ...rules.matrices.orthogonalize import _default_adam_rate
+from ...rules.matrices._routing import chosen, descent, rate_beside_muon, with_adam_elsewhere
 from ...rules.momentum.momentum import first_moment
-from ...rules.shaping.scale import ScaleByLearningRate
 from ...tree.paths import leaf_paths
 from ...tree.types import Hyperparameter, Params, WhereLike
 from ...where.layout import LayoutLike, Matrix
@@ -250,11 +248,8 @@ def dion(
     ??? cite "Ahn et al., [Dion: Distributed Orthonormalized
         Updates](https://arxiv.org/abs/2504.05295), 2025"
     """
-    rule = chain(
-        ScaleByDion(rank_fraction, b1, scale, mu_dtype=mu_dtype, key=key, layout=layout),
-        *decay_if_any(weight_decay, decay_where),
-        ScaleByLearningRate(learning_rate),
-    )
+    rule = ScaleByDion(rank_fraction, b1, scale, mu_dtype=mu_dtype, key=key, layout=layout)
+    rule = descent(rule, learning_rate, weight_decay, decay_where)
     adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
-    default = _default_adam_rate(learning_rate, scale)
+    default = rate_beside_muon(learning_rate, scale)
     return with_adam_elsewhere(rule, "dion", chosen(where, layout), default, *adam_numbers)

@@ -1,12 +1,16 @@
 """The choice of matrices and AdamW for the other parameters; shared by the recipes for matrices."""
 
-from ..._core.protocol.transform import AbstractTransform
-from ...tree.types import Hyperparameter, WhereLike
+from typing import Any
+
+from ..._core.fields.schedule import as_schedule
+from ...tree.types import Hyperparameter, WhereLike, is_function
 from ...where import matrix
 from ...where.layout import LayoutLike
 from ...where.resolve import Where
-from ..adaptive.adam import adam, adamw
+from .._base import AbstractTransform, chain
+from ..adaptive.adam import ScaleByAdam
 from ..shaping.decay import decayed
+from ..shaping.scale import ScaleByLearningRate
 
 
 def chosen(where: WhereLike | None, layout: LayoutLike) -> Where:
@@ -14,13 +18,17 @@ def chosen(where: WhereLike | None, layout: LayoutLike) -> Where:
     return matrix(layout) if where is None else matrix(layout) & where
 
 
-def decay_if_any(
-    weight_decay: Hyperparameter, decay_where: WhereLike | None
-) -> tuple[AbstractTransform, ...]:
-    """Weight decay, or nothing where there is none."""
+def descent(
+    direction: AbstractTransform,
+    learning_rate: Hyperparameter,
+    weight_decay: Hyperparameter,
+    decay_where: WhereLike | None = None,
+) -> AbstractTransform:
+    """A direction with weight decay, if there is any, and a learning rate."""
     # Not `== 0`, which an array or a schedule would not answer with a bool.
     none = isinstance(weight_decay, int | float) and weight_decay == 0
-    return () if none else (decayed(weight_decay, decay_where),)
+    decay = () if none else (decayed(weight_decay, decay_where),)
+    return chain(direction, *decay, ScaleByLearningRate(learning_rate))
 
 
 def with_adam_elsewhere(
@@ -44,8 +52,13 @@ def with_adam_elsewhere(
     - `b1`, `b2`, `weight_decay`: as in `adamw`.
     """
     rate = learning_rate if adam_learning_rate is None else adam_learning_rate
-    if isinstance(weight_decay, int | float) and weight_decay == 0:
-        rest = adam(rate, b1, b2)
-    else:
-        rest = adamw(rate, b1, b2, weight_decay=weight_decay)
+    rest = descent(ScaleByAdam(b1, b2), rate, weight_decay)
     return rest.partition({where: rule}, names=(name,))
+
+
+def rate_beside_muon(learning_rate: Any, scale: str | None) -> Any:
+    """The learning rate of AdamW beside Muon, if the user gives none."""
+    if scale == "match_rms_adamw":
+        return learning_rate
+    rate = as_schedule(learning_rate) if is_function(learning_rate) else learning_rate
+    return 0.015 * rate

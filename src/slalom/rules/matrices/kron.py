@@ -14,13 +14,12 @@ from ... import fields, tree
 from ..._core.fields.keys import AbstractKeyed, key_field
 from ...tree.types import Hyperparameter, Params, WhereLike
 from ...where.layout import LayoutLike
-from .._base import AbstractRule, AbstractTransform, Context, advise_keywords, chain
+from .._base import AbstractRule, AbstractTransform, Context, advise_keywords
 from ..momentum.momentum import Ema
 from ..shaping.clip import clip_factor
-from ..shaping.scale import ScaleByLearningRate
 from ._kronecker import bounded_entries, has_factor, sides_as_text
 from ._orthonormal import adjoint, adjoint_times
-from ._routing import chosen, decay_if_any, with_adam_elsewhere
+from ._routing import chosen, descent, with_adam_elsewhere
 
 
 class ScaleByKronState(eqx.Module):
@@ -260,19 +259,15 @@ def kron(
         Descent](https://arxiv.org/abs/1512.04202), 2015; Pooladzandi & Li, [Curvature-Informed SGD
         via General Purpose Lie-Group Preconditioners](https://arxiv.org/abs/2402.04553), 2024"
     """
-    rule = chain(
-        Ema(b1, accumulator_dtype=mu_dtype),
-        ScaleByKron(
-            update_probability,
-            preconditioner_lr,
-            preconditioner_init_scale,
-            max_size,
-            key,
-            clip=clip,
-            layout=layout,
-        ),
-        *decay_if_any(weight_decay, decay_where),
-        ScaleByLearningRate(learning_rate),
+    rule = Ema(b1, accumulator_dtype=mu_dtype) | ScaleByKron(
+        update_probability,
+        preconditioner_lr,
+        preconditioner_init_scale,
+        max_size,
+        key,
+        clip=clip,
+        layout=layout,
     )
+    rule = descent(rule, learning_rate, weight_decay, decay_where)
     adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
     return with_adam_elsewhere(rule, "kron", chosen(where, layout), learning_rate, *adam_numbers)

@@ -21,10 +21,10 @@ from .._base import AbstractRule, AbstractTransform, advise_keywords, chain
 from .._layout import columns, inputs, matrices_as_text, warn_guessed
 from ..momentum.momentum import Ema, Trace
 from ..momentum.sign import ScaleBySign
-from ..shaping.scale import Scale, ScaleByLearningRate
+from ..shaping.scale import Scale
 from ._newton_schulz import divided_by_norm
-from ._routing import chosen, decay_if_any, with_adam_elsewhere
-from .orthogonalize import Orthogonalize, _default_adam_rate
+from ._routing import chosen, descent, rate_beside_muon, with_adam_elsewhere
+from .orthogonalize import Orthogonalize
 
 
 class ScaleByRowRmsState(eqx.Module):
@@ -219,23 +219,19 @@ def norm_muon(
 
     ??? cite "Li et al., [NorMuon](https://arxiv.org/abs/2510.05491), 2025"
     """
-    rule = chain(
-        Trace(b1, nesterov, mu_dtype),
-        Orthogonalize(
-            ns_coeffs,
-            ns_steps,
-            scale,
-            compute_dtype,
-            preconditioning=preconditioning,
-            eps=eps,
-            layout=layout,
-        ),
-        ScaleByRowRms(b2, layout=layout),
-        *decay_if_any(weight_decay, decay_where),
-        ScaleByLearningRate(learning_rate),
+    orthogonalize = Orthogonalize(
+        ns_coeffs,
+        ns_steps,
+        scale,
+        compute_dtype,
+        preconditioning=preconditioning,
+        eps=eps,
+        layout=layout,
     )
+    rule = Trace(b1, nesterov, mu_dtype) | orthogonalize | ScaleByRowRms(b2, layout=layout)
+    rule = descent(rule, learning_rate, weight_decay, decay_where)
     adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
-    default = _default_adam_rate(learning_rate, scale)
+    default = rate_beside_muon(learning_rate, scale)
     return with_adam_elsewhere(rule, "norm_muon", chosen(where, layout), default, *adam_numbers)
 
 
@@ -292,13 +288,8 @@ def scion(
     """
 
     def step(*direction: AbstractTransform, radius: Hyperparameter) -> AbstractTransform:
-        return chain(
-            Ema(b1, False, mu_dtype),
-            *direction,
-            Scale(radius),
-            *decay_if_any(weight_decay, decay_where),
-            ScaleByLearningRate(learning_rate),
-        )
+        links = chain(Ema(b1, False, mu_dtype), *direction, Scale(radius))
+        return descent(links, learning_rate, weight_decay, decay_where)
 
     spectral = Orthogonalize(
         ns_coeffs,

@@ -11,14 +11,12 @@ import numpy as np
 from ... import fields, tree
 from ..._core.engine.matrices import layouts_in_blocks
 from ..._core.fields.declare import checked_field
-from ..._core.fields.schedule import as_schedule
 from ..._core.protocol.bases import AbstractStatelessTransform
-from ...tree.types import Hyperparameter, Params, Updates, WhereLike, is_function
+from ...tree.types import Hyperparameter, Params, Updates, WhereLike
 from ...where.layout import Layout, LayoutLike, Matrix
-from .._base import AbstractTransform, Context, advise_keywords, chain
+from .._base import AbstractTransform, Context, advise_keywords
 from .._layout import check_scale, scale_of, warn_guessed
 from ..momentum.momentum import Trace
-from ..shaping.scale import ScaleByLearningRate
 from ._newton_schulz import (
     MARGINS,
     PRECONDITIONINGS,
@@ -28,7 +26,7 @@ from ._newton_schulz import (
     iteration,
     newton_schulz,
 )
-from ._routing import chosen, decay_if_any, with_adam_elsewhere
+from ._routing import chosen, descent, rate_beside_muon, with_adam_elsewhere
 from ._stacks import devices_as_text, map_matrices
 
 
@@ -279,28 +277,16 @@ def muon(
     ??? cite "Jordan et al., [Muon](https://kellerjordan.github.io/posts/muon/), 2024; Liu et al.,
         [Muon is Scalable for LLM Training](https://arxiv.org/abs/2502.16982), 2025"
     """
-    rule = chain(
-        Trace(b1, nesterov, mu_dtype),
-        Orthogonalize(
-            ns_coeffs,
-            ns_steps,
-            scale,
-            compute_dtype,
-            preconditioning=preconditioning,
-            eps=eps,
-            layout=layout,
-        ),
-        *decay_if_any(weight_decay, decay_where),
-        ScaleByLearningRate(learning_rate),
+    rule = Trace(b1, nesterov, mu_dtype) | Orthogonalize(
+        ns_coeffs,
+        ns_steps,
+        scale,
+        compute_dtype,
+        preconditioning=preconditioning,
+        eps=eps,
+        layout=layout,
     )
+    rule = descent(rule, learning_rate, weight_decay, decay_where)
     adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
-    default = _default_adam_rate(learning_rate, scale)
+    default = rate_beside_muon(learning_rate, scale)
     return with_adam_elsewhere(rule, "muon", chosen(where, layout), default, *adam_numbers)
-
-
-def _default_adam_rate(learning_rate: Any, scale: str | None) -> Any:
-    """The learning rate of AdamW beside Muon, if the user gives none."""
-    if scale == "match_rms_adamw":
-        return learning_rate
-    rate = as_schedule(learning_rate) if is_function(learning_rate) else learning_rate
-    return 0.015 * rate

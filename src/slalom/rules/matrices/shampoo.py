@@ -12,13 +12,12 @@ from ... import fields, tree
 from ..._core.engine.matrices import matrices_or_none, of_matrices
 from ...tree.types import Hyperparameter, Params, Scalar, WhereLike
 from ...where.layout import LayoutLike, Matrix
-from .._base import AbstractTransform, advise_keywords, chain
+from .._base import AbstractTransform, advise_keywords
 from ..low_memory.rms import ScaleByRms
 from ..momentum.momentum import Ema
-from ..shaping.scale import ScaleByLearningRate
 from ._kronecker import AbstractRefreshed, Frequency, bounded_entries, frequency_field
 from ._orthonormal import adjoint, eigh
-from ._routing import chosen, decay_if_any, with_adam_elsewhere
+from ._routing import chosen, descent, with_adam_elsewhere
 
 
 class ScaleByShampooState(eqx.Module):
@@ -261,11 +260,8 @@ def shampoo(
     """
     if graft is None:
         graft = ScaleByRms(b2, eps_in_sqrt=False, bias_correction=True)
-    rule = chain(
-        ScaleByShampoo(b2, eps, precondition_frequency, block_size, layout=layout).graft(graft),
-        Ema(b1, accumulator_dtype=mu_dtype),
-        *decay_if_any(weight_decay, decay_where),
-        ScaleByLearningRate(learning_rate),
-    )
+    rule = ScaleByShampoo(b2, eps, precondition_frequency, block_size, layout=layout).graft(graft)
+    mean = Ema(b1, accumulator_dtype=mu_dtype)
+    rule = descent(rule | mean, learning_rate, weight_decay, decay_where)
     adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
     return with_adam_elsewhere(rule, "shampoo", chosen(where, layout), learning_rate, *adam_numbers)

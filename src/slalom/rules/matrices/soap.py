@@ -12,9 +12,8 @@ from jaxtyping import Array, Inexact, Int, PyTree
 from ... import fields, tree
 from ...tree.types import Hyperparameter, Params, WhereLike
 from ...where.layout import LayoutLike
-from .._base import AbstractTransform, advise_keywords, chain
+from .._base import AbstractTransform, advise_keywords
 from ..momentum.momentum import first_moment
-from ..shaping.scale import ScaleByLearningRate
 from ._kronecker import (
     AbstractRefreshed,
     Frequency,
@@ -31,7 +30,7 @@ from ._kronecker import (
     toward_products,
     zeros_of_sides,
 )
-from ._routing import chosen, decay_if_any, with_adam_elsewhere
+from ._routing import chosen, descent, with_adam_elsewhere
 
 
 class AbstractInEigenbasisState(eqx.Module):
@@ -288,19 +287,16 @@ def soap(
     ??? cite "Vyas et al., [SOAP: Improving and Stabilizing Shampoo using
         Adam](https://arxiv.org/abs/2409.11321), 2024"
     """
-    rule = chain(
-        ScaleBySoap(
-            b1,
-            b2,
-            eps,
-            precondition_frequency,
-            shampoo_beta,
-            max_size,
-            mu_dtype=mu_dtype,
-            layout=layout,
-        ),
-        *decay_if_any(weight_decay, decay_where),
-        ScaleByLearningRate(learning_rate),
+    rule = ScaleBySoap(
+        b1,
+        b2,
+        eps,
+        precondition_frequency,
+        shampoo_beta,
+        max_size,
+        mu_dtype=mu_dtype,
+        layout=layout,
     )
+    rule = descent(rule, learning_rate, weight_decay, decay_where)
     adam_numbers = adam_learning_rate, adam_b1, adam_b2, adam_weight_decay
     return with_adam_elsewhere(rule, "soap", chosen(where, layout), learning_rate, *adam_numbers)

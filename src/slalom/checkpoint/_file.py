@@ -4,14 +4,15 @@ Nothing here needs JAX, so a program that only copies or checks files starts fas
 need the library safetensors, which copies every array once more and shows no checksums.
 """
 
+import collections
+import dataclasses
 import json
 import os
-import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -48,48 +49,30 @@ class _Checksums:
     """
 
     def __init__(self):
-        self._computed: dict[tuple[str, int], str] = {}
-        # Bounded, so that arrays that are in use elsewhere do not wait here for long.
-        self._queue: queue.Queue[Any] = queue.Queue(maxsize=8)
-        self._threads: list[threading.Thread] | None = None
+        self._threads: collections.deque[threading.Thread] = collections.deque()
 
-    def _started(self) -> list[threading.Thread]:
-        if self._threads is None:
-            self._threads = []
-            for _ in range(2):
-                thread = threading.Thread(target=self._run, name="checksums", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError:
-                    break  # the system has no more threads
-                self._threads.append(thread)
-        return self._threads
+    def compute(self, sums: list[str], n: int, data: memoryview) -> None:
+        """Puts the checksum of a piece into a list, until `finish` returns."""
 
-    def _run(self) -> None:
-        while (task := self._queue.get()) is not None:
-            self._compute(*task)
+        def work() -> None:
+            sums[n] = checksum(data)
 
-    def _compute(self, name: str, n: int, data: memoryview) -> None:
-        self._computed[name, n] = checksum(data)
+        thread = threading.Thread(target=work, name="checksum", daemon=True)
+        try:
+            # A thread takes longer to start than a small piece.
+            thread.start() if len(data) > PIECE // 64 else work()
+        except RuntimeError:
+            work()  # the system has no more threads
+        if thread.is_alive():
+            self._threads.append(thread)
+        if len(self._threads) > 2:
+            # So that arrays that are in use elsewhere do not wait here for long.
+            self._threads.popleft().join()
 
-    def add(self, name: str, n: int, data: memoryview) -> None:
-        """Takes the piece with this number of an array."""
-        if len(data) > PIECE // 64 and self._started():
-            self._queue.put((name, n, data))
-        else:
-            self._compute(name, n, data)
-
-    def finish(self) -> dict[tuple[str, int], str]:
-        """Waits for all checksums.
-
-        **Returns:** them, by the name of the array and the number of the piece.
-        """
-        threads, self._threads = self._threads or [], None
-        for _ in threads:
-            self._queue.put(None)
-        for thread in threads:
-            thread.join()
-        return self._computed
+    def finish(self) -> None:
+        """Waits for all checksums."""
+        while self._threads:
+            self._threads.popleft().join()
 
 
 def _pieces(data: memoryview) -> Iterator[tuple[int, memoryview]]:
@@ -134,24 +117,21 @@ def write(
     for name in order:
         x = stored[name]
         dtype: str = x.dtype.name
-        blank = (checksum(b""),) * pieces(x.nbytes)
-        entries[name] = Entry(dtype, x.shape, at, x.nbytes, kinds.get(name) or dtype, blank)
+        checksums = [checksum(b"")] * pieces(x.nbytes)
+        entries[name] = Entry(dtype, x.shape, at, x.nbytes, kinds.get(name, dtype), checksums)
         at += x.nbytes
     head = encoded(header or {}, entries)
     with replacing(Path(path)) as file:
         # The checksums are computed while the arrays are written, and the header comes last.
         file.seek(len(head))
-        sums = _Checksums()
+        threads = _Checksums()
         try:
             for name in order:
                 for n, data in _pieces(_bytes(stored[name])):
-                    sums.add(name, n, data)
+                    threads.compute(entries[name].checksums, n, data)
                     file.write(data)
         finally:
-            computed = sums.finish()
-        for name, e in entries.items():
-            checksums = tuple(computed[name, n] for n in range(len(e.checksums)))
-            entries[name] = e._replace(checksums=checksums)
+            threads.finish()
         file.seek(0)
         file.write(encoded(header or {}, entries))
 
@@ -235,8 +215,9 @@ def _from_json(value: Any) -> Any:
 # --- reading --------------------------------------------------------------------------------
 
 
-class Unread(NamedTuple):
-    """An array in an open file."""
+@dataclasses.dataclass(frozen=True)
+class Unread:
+    """An array in an open file. To JAX, it is a leaf."""
 
     shape: tuple[int, ...]
     kind: str
@@ -285,18 +266,18 @@ class File:
             self._file.close()
             raise
         self.names = tuple(name for name in self._entries if name != VALUES)
-        self._sums = _Checksums()
-        self._read: set[str] = set()
+        self._threads = _Checksums()
+        self._read: dict[str, list[str]] = {}
+        """The checksums of the arrays that were read."""
 
     def __enter__(self) -> "File":
         return self
 
     def __exit__(self, *error: object) -> None:
-        computed = self._sums.finish()
+        self._threads.finish()
         self._file.close()
-        for name in sorted(self._read):
-            expected = self._entries[name].checksums
-            if any(computed.get((name, n)) != x for n, x in enumerate(expected)):
+        for name, checksums in sorted(self._read.items()):
+            if checksums != self._entries[name].checksums:
                 raise DamagedError(
                     f"{self._what} is damaged: the array '{name}' does not match its checksum. "
                     f"{INSTEAD}"
@@ -344,11 +325,12 @@ class File:
         skipped = -memory.ctypes.data % _ALIGNED
         memory = memory[skipped : skipped + entry.size]
         self._file.seek(self._start + entry.start)
+        checksums = [""] * len(entry.checksums)
         for n, data in _pieces(memory.data):
             if self._file.readinto(data) != len(data):
                 raise DamagedError(f"{self._what} became shorter while it was read. {INSTEAD}")
-            self._sums.add(name, n, data)
-        self._read.add(name)
+            self._threads.compute(checksums, n, data)
+        self._read[name] = checksums
         return _decode(memory.view(entry.dtype).reshape(entry.shape), entry.kind)
 
 
@@ -367,5 +349,4 @@ def _opened(path: Path) -> Any:
     try:
         return path.open("rb")
     except tuple(_UNOPENED) as error:
-        kind = type(error)
-    raise kind(_UNOPENED[kind].format(str(path)))
+        raise type(error)(_UNOPENED[type(error)].format(str(path))) from None

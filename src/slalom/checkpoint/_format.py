@@ -81,7 +81,7 @@ class Entry(NamedTuple):
     """Its number of bytes."""
     kind: str
     """The dtype of the array that it stands for, such as `key<threefry2x32>`, or its own."""
-    checksums: tuple[str, ...]
+    checksums: list[str]
     """The checksum of each of its pieces."""
 
 
@@ -232,7 +232,7 @@ def _entries(
             raise ValueError(f"'{name}' has the shape {shape} at [{start}, {stop}]")
         if stop - start != math.prod(shape) * _SIZES[dtype]:
             raise ValueError(f"'{name}' has {stop - start} bytes")
-        kind, sums = kinds.get(name, _NAMES[dtype]), tuple(checksums[name].split())
+        kind, sums = kinds.get(name, _NAMES[dtype]), checksums[name].split()
         if len(sums) != pieces(stop - start):
             raise ValueError(f"'{name}' has {len(sums)} checksums")
         entries[name] = Entry(_NAMES[dtype], tuple(shape), start, stop - start, kind, sums)

@@ -333,16 +333,9 @@ def filled(names: Any, arrays: Mapping[str, Any], codec_of: Mapping[str, Any]) -
     return leaf
 
 
-def arrays_in(leaf: Any) -> list[Any]:
-    """The arrays of a leaf, read or not."""
-    return [*leaf.arrays.values()] if is_encoded(leaf) else [leaf]
-
-
 def read(leaf: Any) -> Any:
     """A leaf whose arrays are in memory."""
-    if is_encoded(leaf):
-        return Encoded({name: read(x) for name, x in leaf.arrays.items()}, *leaf.form)
-    return leaf.read() if isinstance(leaf, Unread) else leaf
+    return jax.tree.map(lambda x: x.read() if isinstance(x, Unread) else x, leaf)
 
 
 def decoded(names: Any, arrays: Mapping[str, Any], what: str) -> np.ndarray:

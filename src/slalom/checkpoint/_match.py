@@ -19,7 +19,6 @@ from ..tree.types import PyTree, Tracer
 from ..wrappers.scope.store import Store
 from ._leaves import (
     StateLayout,
-    arrays_in,
     difference,
     filled,
     has_all,
@@ -259,10 +258,10 @@ def _compare_states(path: str, state: _Pair, count: Any, findings: _Findings) ->
         if i in moved.gathered:
             findings.take(names, [moved.gathered[i]])
         elif value is not None and _is_same_form(value, leaf):
-            findings.take(names, arrays_in(value))
+            findings.take(names, jax.tree.leaves(value))
         elif value is not None and _can_follow(value, leaf):
             recoded = in_form_of(leaf, jax.tree.map(jnp.asarray, read(value)))
-            findings.take(names, arrays_in(recoded))
+            findings.take(names, jax.tree.leaves(recoded))
             findings.note("recoded", name)
         elif i in moved.origins:
             _keep(name, names, leaf, old.leaves[moved.origins[i]], findings)

@@ -4,7 +4,7 @@ import errno
 import os
 import re
 import secrets
-import stat
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -29,33 +29,43 @@ _ABANDONED = 24 * 3600
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file that takes the place of the one at `path` once it is whole and on the disk."""
     path = Path(os.path.realpath(path))  # a link keeps its place
-    temporary, in_place = None, False
+    file = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, "is a directory")
+            instead = "Add the name of a file, or use `sl.checkpoint.Rolling`"
+            raise OSError(errno.EISDIR, f"it is a directory. {instead}")
         if os.path.exists(path) and not os.path.isfile(path):
-            raise OSError(errno.EINVAL, "is no regular file")
+            what = "it is a device or a pipe, not a file"
+            raise OSError(errno.EINVAL, f"{what}. Choose another path")
         prefix = _shortened(path.name)
         remove_leftovers(path.parent, lambda name: name == prefix)
-        temporary, file = _open_temporary(path)
+        file = _open_temporary(path)
         with file:
+            if os.path.exists(path):
+                shutil.copymode(path, file.name)
             yield file
             file.flush()
             os.fsync(file.fileno())
             if fcntl is None:
                 file.close()
             # Under the lock, so that no other process takes it for a leftover.
-            os.replace(temporary, path)
-            in_place = True
-        _sync(path.parent)
+            os.replace(file.name, path)
     except BaseException as error:
-        if temporary is not None and not in_place:
-            with suppress(OSError):
-                temporary.unlink()
+        if file is not None:
+            with suppress(OSError):  # it is in place already
+                os.unlink(file.name)
         if isinstance(error, OSError):
-            _raise_unwritable(path, error, in_place)
+            _raise_unwritable(path, error)
         raise
+    try:
+        _sync(path.parent)
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"The checkpoint '{path}' is written and in place, but the directory could not be "
+            f"synced ({error.strerror or error}), so it may not survive a power loss. Save again",
+        ) from error
 
 
 def _shortened(name: str) -> str:
@@ -64,22 +74,15 @@ def _shortened(name: str) -> str:
     return name if len(name_bytes) <= room else name_bytes[:room].decode(errors="ignore")
 
 
-def _open_temporary(path: Path) -> tuple[Path, IO[bytes]]:
+def _open_temporary(path: Path) -> IO[bytes]:
     """A new file next to `path`, locked for as long as it is open."""
     while True:
         name = f".{_shortened(path.name)}.{secrets.token_hex(4)}.partial"
-        temporary = path.parent / name
-        number = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        file = os.fdopen(number, "wb")
-        try:
-            if _lock(number) is not False and os.fstat(number).st_nlink:
-                if os.path.exists(path):
-                    os.chmod(temporary, stat.S_IMODE(os.stat(path).st_mode))
-                return temporary, file
-        except BaseException:
-            file.close()
-            raise
-        file.close()  # another process took it for a leftover before it was locked
+        file = (path.parent / name).open("xb")
+        # Another process may have taken it for a leftover before it was locked.
+        if _lock(file.fileno()) is not False and os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()
 
 
 def _lock(number: int) -> bool | None:
@@ -137,33 +140,18 @@ def _sync(directory: Path) -> None:
             raise
 
 
-def _raise_unwritable(path: Path, error: OSError, in_place: bool) -> NoReturn:
+def _raise_unwritable(path: Path, error: OSError) -> NoReturn:
     """Raises an error that names the file that could not be written, the cause and a remedy."""
-    reason = error.strerror or str(error)
-    if in_place:
-        raise OSError(
-            error.errno,
-            f"The checkpoint '{path}' is written and in place, but the directory could not be "
-            f"synced ({reason}), so it may not survive a power loss. Save again",
-        ) from error
-    kept = " The old file is intact." if os.path.isfile(path) else ""
-    file = next((p for p in path.parents if os.path.isfile(p)), None)
-    number = error.errno if file is None else errno.ENOTDIR
-    if file is not None:
-        why = f"'{file}' is a file, not a directory. Choose another path"
-    elif isinstance(error, IsADirectoryError):
-        why = "it is a directory. Add the name of a file, or use `sl.checkpoint.Rolling`"
-    elif os.path.exists(path) and not os.path.isfile(path):
-        why = "it is a device or a pipe, not a file. Choose another path"
-    elif isinstance(error, PermissionError):
+    why, number = error.strerror or str(error), error.errno
+    if file := next(filter(os.path.isfile, path.parents), None):
+        why, number = f"'{file}' is a file, not a directory. Choose another path", errno.ENOTDIR
+    elif number in (errno.EACCES, errno.EPERM):
         why = f"this user may not write in '{path.parent}'. Choose another directory"
-    elif error.errno in (errno.ENOSPC, errno.EDQUOT):
+    elif number in (errno.ENOSPC, errno.EDQUOT):
         why = "the disk is full. Free some space and save again"
-    elif error.errno == errno.EFBIG:
+    elif number == errno.EFBIG:
         why = "the file would exceed the size limit of this process (`ulimit -f`)"
-    elif error.errno == errno.ENAMETOOLONG:
+    elif number == errno.ENAMETOOLONG:
         why = f"its name has {len(os.fsencode(path.name))} bytes, which is too long. Shorten it"
-    else:
-        why = reason
-    message = f"The checkpoint '{path}' cannot be written: {why}.{kept}"
-    raise OSError(number, message) from error
+    kept = " The old file is intact." if os.path.isfile(path) else ""
+    raise OSError(number, f"The checkpoint '{path}' cannot be written: {why}.{kept}") from error

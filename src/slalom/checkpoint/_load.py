@@ -1,8 +1,9 @@
 """Loads trees from one file or from a dict, and averages from the checkpoints of a run."""
 
+import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import jax
 import numpy as np
 
 from .._core.state.marks import PER_LEAF
-from .._core.state.slots import Slot, leaves_of
+from .._core.state.slots import leaves_of
 from .._core.text.messages import advise_positions
 from .._loop.reports.rebind import Side
 from ..schedules.averages import LARGEST, synthesis_weights
@@ -154,8 +155,11 @@ def from_dict(
 
 
 class _SavedAverage(NamedTuple):
+    param: str
+    """The path of the parameter."""
+    first_time: float
     time: float
-    """The number of steps that were averaged."""
+    """The number of steps that were averaged, and the smallest one of all parameters."""
     sigma_rel: float
     path: Path
     """The file."""
@@ -221,102 +225,91 @@ def synthesize(
     paths = sorted(directory.glob("*.safetensors"))
     if not paths:
         raise FileNotFoundError(f"There is no checkpoint in '{directory}'.")
-    by_param: dict[str, list[_SavedAverage]] = {}
-    # One at a time: a run has more snapshots than a process may have open files.
-    for path in paths:
-        with File(path) as file:
-            _add_snapshots(file, path, opt, by_param)
-    if not by_param:
+    # One file at a time: a run has more snapshots than a process may have open files.
+    averages = [average for path in paths for average in _averages_in(path, opt)]
+    if not averages:
         raise ValueError(
             f"The checkpoints in '{directory}' have no power-function average of '{opt}'. "
             "Train with `tx.average(sl.schedules.power_average(0.1))`, and save the optimizer."
         )
-    return _with_averages(model, by_param, step, sigma_rel)
-
-
-def _add_snapshots(
-    file: File, path: Path, opt: str, by_param: dict[str, list[_SavedAverage]]
-) -> None:
-    """Adds the averages in a file, by the path of the parameter."""
-    layout = layouts(file).get(opt)
-    if layout is None:
-        return
-    with file.parsing():
-        sigmas = {
-            slot.owner: float(file.unread(name).read())
-            for slot, name in _pairs(layout["rules"])
-            if slot.local == "decay.sigma_rel" and slot.rule == Average.__name__
-        }
-        if not all(0 < sigma <= float(np.float32(LARGEST)) for sigma in sigmas.values()):
-            raise ValueError(f"the widths {[*sigmas.values()]}")
-        state = [(slot, names) for slot, names in _pairs(layout["state"]) if slot.owner in sigmas]
-        ages = {
-            slot.owner: file.unread(name).read() for slot, name in state if slot.mark == PER_LEAF
-        }
-        ages = {owner: np.unique(age).astype(float).tolist() for owner, age in ages.items()}
-        # "" is a model that is one array.
-        of_params = [(x.param, *pair) for pair in state if (x := pair[0]).param is not None]
-        times = [ages[slot.owner] for _, slot, _ in of_params]
-        if not all(times):
-            raise ValueError("an average without its number of steps")
-    for (param, slot, names), (time, *others) in zip(of_params, times, strict=True):
-        if others:
-            raise ValueError(
-                "The averages of some parameters were reset during the run, so their snapshots "
-                "cannot be combined with those before."
-            )
-        if time > 0:
-            snapshot = _SavedAverage(time, sigmas[slot.owner], path, names, slot.local)
-            by_param.setdefault(param, []).append(snapshot)
-
-
-def _pairs(side: Side) -> Iterator[tuple[Slot, Any]]:
-    return zip(side.places, side.leaves, strict=True)
-
-
-def _with_averages(
-    model: PyTree, by_param: dict[str, list[_SavedAverage]], step: int | None, sigma_rel: float
-) -> PyTree:
     leaves, structure = jax.tree.flatten(model)
     names = leaf_paths(model)
-    unknown = [name for name in by_param if name not in names]
-    if unknown:
+    like = dict(zip(names, leaves, strict=True))
+    weights = _weights(averages, names, step, sigma_rel)
+    for name, total in _sums(averages, weights, like).items():
+        like[name] = placed(total.astype(like[name].dtype), like[name])
+    return structure.unflatten([like[name] for name in names])
+
+
+def _averages_in(path: Path, opt: str) -> list[_SavedAverage]:
+    """The averages of an optimizer in a file."""
+    with File(path) as file:
+        layout = layouts(file).get(opt)
+        if layout is None:
+            return []
+        with file.parsing():
+            sigmas = {
+                slot.owner: float(file.unread(name).read())
+                for slot, name in layout["rules"].pairs
+                if slot.local == "decay.sigma_rel" and slot.rule == Average.__name__
+            }
+            if not all(0 < sigma <= float(np.float32(LARGEST)) for sigma in sigmas.values()):
+                raise ValueError(f"the widths {[*sigmas.values()]}")
+            state = [pair for pair in layout["state"].pairs if pair[0].owner in sigmas]
+            ages = {x.owner: file.unread(name).read() for x, name in state if x.mark == PER_LEAF}
+            times = {owner: (float(age.min()), float(age.max())) for owner, age in ages.items()}
+            # "" is a model that is one array.
+            averages = [
+                _SavedAverage(x.param, *times[x.owner], sigmas[x.owner], path, names, x.local)
+                for x, names in state
+                if x.param is not None
+            ]
+    if any(average.first_time != average.time for average in averages):
         raise ValueError(
-            f"The checkpoints have an average of '{unknown[0]}', which the model does not have."
+            "The averages of some parameters were reset during the run, so their snapshots cannot "
+            "be combined with those before."
         )
-    weights: dict[str, Any] = {}
-    for name, snapshots in by_param.items():
-        last = max(x.time for x in snapshots)
-        end = last if step is None else float(step)
+    return [average for average in averages if average.time > 0]
+
+
+def _weights(
+    averages: list[_SavedAverage], names: list[str], step: int | None, sigma_rel: float
+) -> list[float]:
+    """The weight of each average in the sum of its parameter."""
+    of_param: dict[str, list[int]] = {}
+    for i, average in enumerate(averages):
+        of_param.setdefault(average.param, []).append(i)
+    weights = [0.0] * len(averages)
+    for name, positions in of_param.items():
+        if name not in names:
+            raise ValueError(
+                f"The checkpoints have an average of '{name}', which the model does not have."
+            )
+        snapshots = [(averages[i].time, averages[i].sigma_rel) for i in positions]
+        last, _ = max(snapshots)
         if step is not None and not 1 <= step <= last:
             raise ValueError(
                 f"`step` must be from 1 to {last:.0f}, the number of averaged steps in the "
                 f"last checkpoint, got {step}."
             )
-        pairs = [(x.time, x.sigma_rel) for x in snapshots]
-        weights[name] = synthesis_weights(pairs, end, sigma_rel)
-    like = dict(zip(names, leaves, strict=True))
-    for name, total in _sums(by_param, weights, like).items():
-        leaf = like[name]
-        leaves[names.index(name)] = placed(total.astype(leaf.dtype), leaf)
-    return structure.unflatten(leaves)
+        end = last if step is None else float(step)
+        for i, w in zip(positions, synthesis_weights(snapshots, end, sigma_rel), strict=True):
+            weights[i] = w
+    return weights
 
 
 def _sums(
-    by_param: dict[str, list[_SavedAverage]], weights: dict[str, Any], like: dict[str, Any]
+    averages: list[_SavedAverage], weights: list[float], like: dict[str, Any]
 ) -> dict[str, Any]:
     """Σ wᵢ·averageᵢ by parameter, in float64: the weights may be large, and of both signs."""
-    by_file: dict[Path, list[tuple[str, float, _SavedAverage]]] = {}
-    for name, snapshots in by_param.items():
-        for weight, snapshot in zip(weights[name], snapshots, strict=True):
-            by_file.setdefault(snapshot.path, []).append((name, weight, snapshot))
     sums: dict[str, Any] = {}
-    for path, terms in by_file.items():
+    terms = zip(averages, weights, strict=True)
+    for path, of_file in itertools.groupby(terms, lambda term: term[0].path):
         with File(path) as file:
-            for name, weight, snapshot in terms:
-                names = jax.tree.leaves(snapshot.names)
-                arrays = {x: file.unread(x) for x in names}
-                value, leaf = decoded(snapshot.names, arrays, snapshot.local), like[name]
+            for average, weight in of_file:
+                arrays = {name: file.unread(name) for name in jax.tree.leaves(average.names)}
+                value = decoded(average.names, arrays, average.local)
+                leaf = like[average.param]
                 if not eqx.is_array_like(leaf) or value.shape != np.shape(leaf):
                     raise ValueError(
                         f"The checkpoints have averages of shape {value.shape}, where the model "
@@ -324,5 +317,5 @@ def _sums(
                     )
                 wide = np.complex128 if np.iscomplexobj(value) else np.float64
                 term = weight * value.astype(wide)
-                sums[name] = term if name not in sums else sums[name] + term
+                sums[average.param] = sums.get(average.param, 0) + term
     return sums

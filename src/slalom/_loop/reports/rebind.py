@@ -46,11 +46,16 @@ class Side(NamedTuple):
         entries = (i for i, s in enumerate(places) if s.mark == PER_LEAF and s.node in owners)
         return cls(places, leaves, params, frozenset(entries))
 
+    @property
+    def pairs(self) -> list[tuple[Slot, Any]]:
+        """Each place with its value."""
+        return [*zip(self.places, self.leaves, strict=True)]
+
     def mapped(self, function: Callable[[Any], Any]) -> "Side":
         """The side with other values, without those leaves for which the function gives `None`."""
-        pairs = zip(self.places, map(function, self.leaves), strict=True)
-        kept = [(slot, leaf) for slot, leaf in pairs if leaf is not None]
-        return Side.at([slot for slot, _ in kept], [leaf for _, leaf in kept], self.params)
+        leaves = [*map(function, self.leaves)]
+        places = [slot for slot, x in zip(self.places, leaves, strict=True) if x is not None]
+        return Side.at(places, [x for x in leaves if x is not None], self.params)
 
 
 class Transfer(NamedTuple):

@@ -343,5 +343,5 @@ def test_what_is_no_transform_and_a_state_that_changes_are_refused():
         return updates, {"count": state["count"], "more": state["count"]}
 
     gt = optax.GradientTransformation(lambda params: {"count": jnp.zeros(())}, update)
-    with pytest.raises(ValueError, match="structure"):
+    with pytest.raises(TypeError, match=r"same structure as `init`.* new: \['from_optax.more'\]"):
         fresh(gt).update(params, ones)

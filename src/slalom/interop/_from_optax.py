@@ -51,6 +51,9 @@ class Shared(eqx.Module):
     shared: Any = per_param()  # of no parameter alone, so that a reset of some is refused
 
 
+_NUMBERS = (bool, int, float)
+
+
 def mark(state: PyTree, params: Params) -> PyTree:
     """The state of Optax with marks."""
     masked_node = import_optax("from_optax").MaskedNode
@@ -82,7 +85,8 @@ def mark(state: PyTree, params: Params) -> PyTree:
         children, inner_structure = jax.tree.flatten(node, is_leaf=lambda x: x is not node)
         new = [visit(child) for child in children]
         if any(isinstance(x, Moment | Factors) for x in new):
-            new = [Shared(x) if tree.is_array(x) else x for x in new]
+            # An update may return Python numbers.
+            new = [Shared(x) if tree.is_array(x) or isinstance(x, _NUMBERS) else x for x in new]
         return inner_structure.unflatten(new)
 
     return visit(state)
@@ -101,28 +105,8 @@ def unmark(state: PyTree, updates: Updates) -> PyTree:
         leaves = structure.flatten_up_to(node.params)
         return structure.unflatten([masked_node() if x is None else x for x in leaves])
 
-    return jax.tree.map(plain, state, is_leaf=_is_marked)
-
-
-def mark_as(before: PyTree, state: PyTree, updates: Updates) -> PyTree:
-    """The state of Optax with the marks that it had before."""
-    masked_node = import_optax("from_optax").MaskedNode
-    structure = jax.tree.structure(updates)
-
-    def marked(node: Any, x: Any) -> Any:
-        if isinstance(node, Shared):
-            return Shared(x)
-        if not isinstance(node, Moment | Factors):
-            return x
-        leaves = structure.flatten_up_to(x)
-        without = [None if isinstance(leaf, masked_node) else leaf for leaf in leaves]
-        return type(node)(structure.unflatten(without))
-
-    return jax.tree.map(marked, before, state, is_leaf=_is_marked)
-
-
-def _is_marked(node: Any) -> bool:
-    return isinstance(node, Moment | Factors | Shared)
+    kinds = Moment | Factors | Shared
+    return jax.tree.map(plain, state, is_leaf=lambda node: isinstance(node, kinds))
 
 
 def owned(state: PyTree, params: Params) -> PyTree:
@@ -133,7 +117,7 @@ def owned(state: PyTree, params: Params) -> PyTree:
     seen = {id(x) for x in jax.tree.leaves(params)}
 
     def copied(x: Any) -> Any:
-        if isinstance(x, bool | int | float | np.ndarray | np.generic):
+        if isinstance(x, (*_NUMBERS, np.ndarray, np.generic)):
             x = jnp.asarray(x)
         if not isinstance(x, jax.Array):
             return x
@@ -181,7 +165,7 @@ class _AbstractFromOptax(AbstractTransform[PyTree]):
         update = import_optax("from_optax").with_extra_args_support(self.gt).update
         with _usual_promotion():
             new, after = update(updates, before, params, **self._extra_args(context))
-        return new, mark_as(state, after, updates)
+        return new, mark(after, updates)
 
     def _with_numbers(self, state: PyTree, context: Context | None) -> PyTree:
         """The state of `optax.inject_hyperparams` with this transform's hyperparameters."""

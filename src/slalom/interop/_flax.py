@@ -32,14 +32,13 @@ def with_variables(state: Any, params: PyTree) -> Any:
     nnx = sys.modules.get("flax.nnx")
     if nnx is None:
         return state
-    variables = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, nnx.Variable))
-    if not any(isinstance(x, nnx.Variable) for x in variables):
+
+    def is_variable(x: Any) -> bool:
+        return isinstance(x, nnx.Variable)
+
+    if not any(map(is_variable, jax.tree.leaves(params, is_leaf=is_variable))):
         return state
-
-    def like(leaf: Any, param: Any) -> Any:
-        return param.replace(leaf) if isinstance(param, nnx.Variable) else leaf
-
-    return map_params(like, state, params)
+    return map_params(lambda x, p: p.replace(x) if is_variable(p) else x, state, params)
 
 
 # --- flax.serialization ---------------------------------------------------------------------
@@ -60,14 +59,15 @@ def register(state: type, to_names: Any, from_names: Any) -> None:
 
     def to_dict(value: Any) -> dict[str, Any]:
         # Flax writes no typed PRNG keys, but their numbers.
-        named = to_names(value).items()
-        return {name: jax.random.key_data(x) if is_key(x) else x for name, x in named}
+        return {n: jax.random.key_data(x) if is_key(x) else x for n, x in to_names(value).items()}
 
     def from_dict(target: Any, saved: dict[str, Any]) -> Any:
         wanted = to_names(target)
-        if wanted.keys() != saved.keys():
-            missing = sorted(wanted.keys() - saved.keys())
-            unknown = sorted(saved.keys() - wanted.keys())
+        missing, unknown = (
+            sorted(wanted.keys() - saved.keys()),
+            sorted(saved.keys() - wanted.keys()),
+        )
+        if missing or unknown:
             raise ValueError(
                 "The saved state belongs to another transform or other parameters "
                 f"(missing: {missing[:3]}, unknown: {unknown[:3]}). Restore it into the state of "

@@ -81,22 +81,13 @@ def _inner(update: Function) -> list[Function]:
 
 
 def _updates_in(x: Any) -> Iterator[Function]:
-    if isinstance(x, tuple | list):
-        for y in x:
+    if isinstance(x, tuple | list | dict):
+        for y in x.values() if isinstance(x, dict) else x:
             yield from _updates_in(y)
-    elif isinstance(x, dict):
-        for y in x.values():
-            yield from _updates_in(y)
-    elif _is_function(x) and _is_update(x):
+        return
+    is_function = inspect.isfunction(x) or inspect.ismethod(x) or isinstance(x, functools.partial)
+    if is_function and {"state", "params"} <= inspect.signature(x).parameters.keys():
         yield x
-
-
-def _is_function(x: Any) -> bool:
-    return inspect.isfunction(x) or inspect.ismethod(x) or isinstance(x, functools.partial)
-
-
-def _is_update(function: Function) -> bool:
-    return {"state", "params"} <= inspect.signature(function).parameters.keys()
 
 
 def _cells(function: Function) -> dict[str, Any]:

@@ -190,11 +190,8 @@ def for_any_params(state: Any) -> Any:
     `FlattenState`, depend on the parameters.
     """
 
-    def is_module(node: Any) -> bool:
-        return isinstance(node, eqx.Module)
-
     def visit(node: Any) -> Any:
-        if not is_module(node):
+        if not isinstance(node, eqx.Module):
             return node
         if isinstance(node, Joined):
             return node.apart
@@ -205,7 +202,7 @@ def for_any_params(state: Any) -> Any:
             object.__setattr__(new, field.name, value)
         return new
 
-    return jax.tree.map(visit, state, is_leaf=is_module)
+    return jax.tree.map(visit, state, is_leaf=lambda x: isinstance(x, eqx.Module))
 
 
 # --- reading and changing it ----------------------------------------------------------------
@@ -274,17 +271,12 @@ def with_hyperparams(
             "state. Replace numbers by numbers. For a schedule in place of a number, make "
             "another transform: `sl.interop.to_optax(new_tx)`."
         )
-    leaves, structure = jax.tree.flatten(state)
-    # The one state is somewhere inside the tree, perhaps with its arrays in nnx variables.
-    places = iter(jax.tree.leaves(new))
-    inside = jax.tree.leaves(
-        jax.tree.map(
-            lambda node: jax.tree.map(lambda _: _is_state(node), node), state, is_leaf=_is_state
-        )
-    )
-    return structure.unflatten(
-        [next(places) if within else x for x, within in zip(leaves, inside, strict=True)]
-    )
+
+    def replaced(node: Any) -> Any:
+        # Its arrays may be in nnx variables.
+        return jax.tree.structure(node).unflatten(jax.tree.leaves(new)) if _is_state(node) else node
+
+    return jax.tree.map(replaced, state, is_leaf=_is_state)
 
 
 def eval_params(state: PyTree, params: Model) -> Model:

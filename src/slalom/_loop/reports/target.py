@@ -1,5 +1,6 @@
 """Target networks: copies of a model that follow it slowly, or every few steps."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -90,7 +91,7 @@ def _update(
     new: _Target,
     old: _Target,
     acts_on: Callable[[Any], bool],
-    rule: Callable[..., Any],
+    rule: Callable[..., Array],
     *operands: Any,
 ) -> _Target:
     """Applies a rule to pairs of arrays. All other leaves come from `new`."""
@@ -100,47 +101,37 @@ def _update(
         differ = first_difference(new, old, ("the model", "the target"))
         raise ValueError(f"{name} takes two models of one structure: {differ}.")
     leaves = [leaf for _, leaf in paths]
-    chosen = []
-    for i, ((path, x), y) in enumerate(zip(paths, olds, strict=True)):
-        if not acts_on(x):
-            continue
+    pairs = {i: (x, y) for i, (x, y) in enumerate(zip(leaves, olds, strict=True)) if acts_on(x)}
+    for i, (x, y) in pairs.items():
         if not tree.is_array(y) or np.shape(x) != np.shape(y):
             got = f"shape {np.shape(y)}" if tree.is_array(y) else f"a {type(y).__name__}"
             raise ValueError(
-                f"{name} takes two models with equal shapes, but '{dotted(path)}' has shape "
+                f"{name} takes two models with equal shapes, but '{dotted(paths[i][0])}' has shape "
                 f"{np.shape(x)} in the model and {got} in the target."
             )
-        chosen.append(i)
-    results = rule([leaves[i] for i in chosen], [olds[i] for i in chosen], *operands)
-    for i, result in zip(chosen, results, strict=True):
+    for i, result in _at_pairs(rule, pairs, *operands).items():
         leaves[i] = result
     return structure.unflatten(leaves)
 
 
-# Compiled: dispatching the operations of each leaf one by one takes far longer than computing them.
+@functools.partial(jax.jit, static_argnums=0)
+def _at_pairs(
+    rule: Callable[..., Array], pairs: dict[int, tuple[Array, Array]], *operands: Any
+) -> dict[int, Array]:
+    """Compiled: dispatching the operations of each leaf takes far longer than computing them."""
+    return {i: rule(new, old, *operands) for i, (new, old) in pairs.items()}
 
 
-@jax.jit
-def _interpolate(new: list[Array], old: list[Array], step_size: Any) -> list[Array]:
-    step_size = as_float(step_size)
-
-    def at_leaf(new: Array, old: Array) -> Array:
-        dtype = tree.accumulation_dtype(new.dtype, old.dtype)
-        size = tree.cast(step_size, tree.real_dtype(dtype))
-        a, b = tree.cast(old, dtype), tree.cast(new, dtype)
-        # The ends are selected: 0·NaN is NaN, and old + (new − old) may differ from new.
-        between = jnp.where(size == 0, a, a + size.astype(dtype) * (b - a))
-        return tree.cast(jnp.where(size == 1, b, between), tree.canonical(old.dtype))
-
-    return [at_leaf(x, y) for x, y in zip(new, old, strict=True)]
+def _interpolate(new: Array, old: Array, step_size: Any) -> Array:
+    dtype = tree.accumulation_dtype(new.dtype, old.dtype)
+    size = tree.cast(as_float(step_size), tree.real_dtype(dtype))
+    a, b = tree.cast(old, dtype), tree.cast(new, dtype)
+    # The ends are selected: 0·NaN is NaN, and old + (new − old) may differ from new.
+    between = jnp.where(size == 0, a, a + size.astype(dtype) * (b - a))
+    return tree.cast(jnp.where(size == 1, b, between), tree.canonical(old.dtype))
 
 
-@jax.jit
-def _choose(new: list[Array], old: list[Array], steps: Any, update_period: Any) -> list[Array]:
+def _choose(new: Array, old: Array, steps: Any, update_period: Any) -> Array:
     due = jnp.asarray(steps, jnp.int32) % jnp.asarray(update_period, jnp.int32) == 0
-
-    def at_leaf(new: Array, old: Array) -> Array:
-        same = new.dtype == old.dtype  # PRNG keys cannot be cast
-        return jnp.where(due, new if same else new.astype(old.dtype), old)
-
-    return [at_leaf(x, y) for x, y in zip(new, old, strict=True)]
+    same = new.dtype == old.dtype  # PRNG keys cannot be cast
+    return jnp.where(due, new if same else new.astype(old.dtype), old)

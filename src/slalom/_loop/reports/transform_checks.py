@@ -1,13 +1,12 @@
 """Checks a transform when it is bound to parameters, before anything is computed."""
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
-from ... import tree
 from ..._core.fields.hyperparams import bind_numbers, bound
 from ..._core.protocol.chain import Chain
 from ..._core.protocol.loss import loss_of
@@ -49,14 +48,12 @@ def checked(
     One that is not the whole optimizer may pass raw gradients on. This is a warning then.
     """
     key = _key(transform, params, (dtype, is_whole))
-    messages = _passed.get(key)
-    if messages is not None:
-        for message in messages:
-            warn(message)
-        return bind_numbers(transform, dtype)
-    messages = tuple(_check(transform, params, is_whole))
+    passed = _passed.get(key)
+    messages = tuple(_check(transform, params, is_whole)) if passed is None else passed
     for message in messages:
         warn(message)
+    if passed is not None:
+        return bind_numbers(transform, dtype)
     transform = bound(transform, dtype)
     if key is not None:
         if len(_passed) >= _MOST_PASSED:
@@ -69,8 +66,6 @@ def _key(transform: AbstractTransform[Any], params: Params, options: Hashable) -
     """All that the checks depend on, or `None` if it has no hash, as with arrays."""
     numbers, rule = jax.tree.flatten(transform)
     leaves, structure = jax.tree.flatten(params)
-    if any(map(tree.is_array, numbers)):
-        return None
     # With the types, since 1 == True == 1.0.
     key = (
         (rule, *((type(x), x) for x in numbers)),
@@ -91,12 +86,12 @@ def _check(transform: AbstractTransform[Any], params: Params, is_whole: bool) ->
             check_matches(where, params)
     loss_of(transform)
     _check_objective(transform)
-    yield from _idle_steps(transform, params)
-    yield from _two_rates(transform, params)
     yield from _negative_rates(transform)
-    yield from _late_clips(transform, params)
-    yield from _late_decays(transform, params)
-    yield from _early_constraints(transform, params)
+    for outer in transforms(transform, params=params):
+        if isinstance(outer.module, Chain):
+            links = [link._replace(path=outer.path + link.path) for link in outer.children()]
+            for check in (_idle_steps, _two_rates, _late_clips, _late_decays, _early_constraints):
+                yield from check(links)
     yield from _two_linearizations(transform, params)
     for part in transforms(transform, params=params):
         yield from part.module.warnings(part.params)
@@ -116,8 +111,7 @@ def _ascent(transform: AbstractTransform[Any], params: Params) -> str | None:
     if 1 in signs and -1 in signs:
         raw = [path for path, s in zip(leaf_paths(params), signs, strict=True) if s == 1]
         listed = ", ".join(f"'{path}'" for path in raw[:3]) + (", …" if len(raw) > 3 else "")
-        # Parts come depth first, so the last one that mixes is the innermost.
-        culprit = _parts_where(transform, params, {1, -1}.issubset)[-1]
+        culprit = _innermost(transform, params, {1, -1})
         ascending = f"Raw gradients would be added to {listed}, so these parameters would ascend: "
         if isinstance(culprit.module, Partition):
             group = next(g for g in culprit.children() if 1 in g.module.signs(g.params))
@@ -135,7 +129,7 @@ def _ascent(transform: AbstractTransform[Any], params: Params) -> str | None:
             "and let the learning rate act on all parameters."
         )
     if MIXED in signs:
-        culprit = _parts_where(transform, params, lambda signs: MIXED in signs)[-1]
+        culprit = _innermost(transform, params, {MIXED})
         return (
             "Raw gradients would be added in every step in which the condition of "
             f"'{culprit.name}' is false, so the parameters would ascend: it passes the gradients "
@@ -146,12 +140,11 @@ def _ascent(transform: AbstractTransform[Any], params: Params) -> str | None:
     return None
 
 
-def _parts_where(
-    transform: AbstractTransform[Any], params: Params, condition: Callable[[Any], bool]
-) -> list[Part]:
-    """The parts whose signs meet the condition, depth first."""
+def _innermost(transform: AbstractTransform[Any], params: Params, signs: set[Any]) -> Part:
+    """The innermost part with all of these signs."""
     every = transforms(transform, params=params)
-    return [part for part in every if condition(part.module.signs(part.params))]
+    # Parts come depth first.
+    return [part for part in every if signs <= {*part.module.signs(part.params)}][-1]
 
 
 def _check_objective(transform: AbstractTransform[Any], around: Any = None) -> None:
@@ -169,13 +162,6 @@ def _check_objective(transform: AbstractTransform[Any], around: Any = None) -> N
         _check_objective(inner, around)
 
 
-def _chains(transform: AbstractTransform[Any], params: Params) -> Iterator[list[Part]]:
-    """The links of each chain, with their whole paths."""
-    for outer in transforms(transform, params=params):
-        if isinstance(outer.module, Chain):
-            yield [link._replace(path=outer.path + link.path) for link in outer.children()]
-
-
 def _inside(link: Part) -> list[Part]:
     """The link and all parts of it, with their whole paths."""
     inner = list(transforms(link.module, params=link.params))
@@ -183,20 +169,19 @@ def _inside(link: Part) -> list[Part]:
     return [part._replace(path=link.path + part.path[depth:]) for part in inner]
 
 
-def _idle_steps(transform: AbstractTransform[Any], params: Params) -> Iterator[str]:
+def _idle_steps(links: list[Part]) -> Iterator[str]:
     """The warnings of links that update parameters in the idle steps of a link before them."""
-    for links in _chains(transform, params):
-        paced: Part | None = None
-        for part in links:
-            link = part.module
-            if paced is not None and not keeps_zeros(link):
-                yield (
-                    f"'{paced.name}' returns zeros in its idle steps, and '{part.name}' after it "
-                    "turns them into nonzero updates, so the parameters change in idle steps too. "
-                    f"Move it inside{_moved_inside(link, paced.module)}."
-                )
-                paced = None
-            paced = _idle_part(part) or paced
+    paced: Part | None = None
+    for part in links:
+        link = part.module
+        if paced is not None and not keeps_zeros(link):
+            yield (
+                f"'{paced.name}' returns zeros in its idle steps, and '{part.name}' after it "
+                "turns them into nonzero updates, so the parameters change in idle steps too. "
+                f"Move it inside{_moved_inside(link, paced.module)}."
+            )
+            paced = None
+        paced = _idle_part(part) or paced
 
 
 def _moved_inside(link: AbstractTransform[Any], wrapper: AbstractTransform[Any]) -> str:
@@ -207,96 +192,88 @@ def _moved_inside(link: AbstractTransform[Any], wrapper: AbstractTransform[Any])
     return f": `(... | {operand(link)}).{code(dataclasses.replace(call, receiver=None))}`"
 
 
-def _two_rates(transform: AbstractTransform[Any], params: Params) -> Iterator[str]:
+def _two_rates(links: list[Part]) -> Iterator[str]:
     """The warning of two links that both flip the sign of the updates."""
-    for links in _chains(transform, params):
-        descending: dict[int, str] = {}
-        for part in links:
-            if not any(inner.module.sets_learning_rate for inner in transforms(part.module)):
-                continue  # a negative factor of any other link is deliberate
-            for i, sign in enumerate(part.module.signs(part.params)):
-                if sign == -1 and i in descending:
-                    yield (
-                        f"'{descending[i]}' and '{part.name}' both flip the sign of the updates, "
-                        "so together they ascend. Keep only one learning rate. For another factor, "
-                        "use `sl.Scale`."
-                    )
-                    return
-                if sign == -1:
-                    descending[i] = part.name
-
-
-def _late_clips(transform: AbstractTransform[Any], params: Params) -> Iterator[str]:
-    """Warnings of links that clip updates after a learning rate scaled them."""
-    for links in _chains(transform, params):
-        inside = (inner.module for link in links for inner in transforms(link.module))
-        if any("residuals" in module.needs for module in inside):
-            continue  # which does not take a gradient, so that only its step can be clipped
-        rate: str | None = None
-        for part in links:
-            if rate is not None and part.module.clips:
+    descending: dict[int, str] = {}
+    for part in links:
+        if not any(inner.module.sets_learning_rate for inner in transforms(part.module)):
+            continue  # a negative factor of any other link is deliberate
+        for i, sign in enumerate(part.module.signs(part.params)):
+            if sign == -1 and i in descending:
                 yield (
-                    f"'{part.name}' comes after '{rate}', so it clips the step, not the gradient. "
-                    f"To clip the gradient, put it first: `{operand(part.module)} | ...`."
-                )
-            if any(inner.module.sets_learning_rate for inner in transforms(part.module)):
-                rate = part.name
-
-
-def _late_decays(transform: AbstractTransform[Any], params: Params) -> Iterator[str]:
-    """The warnings of links that add weight decay to a step, by which the weights grow."""
-    for links in _chains(transform, params):
-        rate: dict[str, str] = {}
-        decay: dict[str, Part] = {}
-        for link in links:
-            signs = zip(leaf_paths(link.params), link.module.signs(link.params), strict=True)
-            flipped = [path for path, sign in signs if sign == -1]
-            decay = {path: part for path, part in decay.items() if path not in flipped}
-            if not flipped:
-                for part in _inside(link):
-                    if isinstance(part.module, AddDecayedWeights):
-                        decay |= dict.fromkeys(rate.keys() & set(leaf_paths(part.params)), part)
-            rate |= dict.fromkeys(flipped, link.name)
-        for path, part in sorted(decay.items())[:1]:
-            yield (
-                f"'{part.name}' comes after '{rate[path]}', so it adds the weights to the step, "
-                "and they grow. Put it before the learning rate, or use "
-                "`sl.SubtractDecayedWeights`, whose decay does not follow the learning rate."
-            )
-
-
-def _early_constraints(transform: AbstractTransform[Any], params: Params) -> Iterator[str]:
-    """Warnings of links that change updates after a constraint shaped them."""
-    for links in _chains(transform, params):
-        constrained: dict[str, Part] = {}
-        for link in links:
-            inner = _inside(link)
-            for part in inner:
-                # Measuring links are no rules, and zero updates keep the parameters as they are.
-                changes = isinstance(part.module, AbstractRule) and part.module.update_sign != 0
-                both = constrained.keys() & set(leaf_paths(part.params))
-                if not changes or part.module.constrains or not both:
-                    continue
-                first = constrained[min(both)]
-                yield (
-                    f"'{part.name}' comes after '{first.name}' and changes its updates, so the "
-                    "parameters no longer meet the constraint. Put the constraint last: "
-                    f"`... | {operand(first.module)}`."
+                    f"'{descending[i]}' and '{part.name}' both flip the sign of the updates, "
+                    "so together they ascend. Keep only one learning rate. For another factor, "
+                    "use `sl.Scale`."
                 )
                 return
-            for part in inner:
-                if part.module.constrains:
-                    constrained |= dict.fromkeys(leaf_paths(part.params), part)
+            if sign == -1:
+                descending[i] = part.name
+
+
+def _late_clips(links: list[Part]) -> Iterator[str]:
+    """Warnings of links that clip updates after a learning rate scaled them."""
+    inside = (inner.module for link in links for inner in transforms(link.module))
+    if any("residuals" in module.needs for module in inside):
+        return  # which does not take a gradient, so that only its step can be clipped
+    rate: str | None = None
+    for part in links:
+        if rate is not None and part.module.clips:
+            yield (
+                f"'{part.name}' comes after '{rate}', so it clips the step, not the gradient. "
+                f"To clip the gradient, put it first: `{operand(part.module)} | ...`."
+            )
+        if any(inner.module.sets_learning_rate for inner in transforms(part.module)):
+            rate = part.name
+
+
+def _late_decays(links: list[Part]) -> Iterator[str]:
+    """The warnings of links that add weight decay to a step, by which the weights grow."""
+    rate: dict[str, str] = {}
+    decay: dict[str, Part] = {}
+    for link in links:
+        signs = zip(leaf_paths(link.params), link.module.signs(link.params), strict=True)
+        flipped = [path for path, sign in signs if sign == -1]
+        decay = {path: part for path, part in decay.items() if path not in flipped}
+        if not flipped:
+            for part in _inside(link):
+                if isinstance(part.module, AddDecayedWeights):
+                    decay |= dict.fromkeys(rate.keys() & set(leaf_paths(part.params)), part)
+        rate |= dict.fromkeys(flipped, link.name)
+    for path, part in sorted(decay.items())[:1]:
+        yield (
+            f"'{part.name}' comes after '{rate[path]}', so it adds the weights to the step, "
+            "and they grow. Put it before the learning rate, or use "
+            "`sl.SubtractDecayedWeights`, whose decay does not follow the learning rate."
+        )
+
+
+def _early_constraints(links: list[Part]) -> Iterator[str]:
+    """Warnings of links that change updates after a constraint shaped them."""
+    constrained: dict[str, Part] = {}
+    for link in links:
+        inner = _inside(link)
+        for part in inner:
+            # Measuring links are no rules, and zero updates keep the parameters as they are.
+            changes = isinstance(part.module, AbstractRule) and part.module.update_sign != 0
+            both = constrained.keys() & set(leaf_paths(part.params))
+            if not changes or part.module.constrains or not both:
+                continue
+            first = constrained[min(both)]
+            yield (
+                f"'{part.name}' comes after '{first.name}' and changes its updates, so the "
+                "parameters no longer meet the constraint. Put the constraint last: "
+                f"`... | {operand(first.module)}`."
+            )
+            return
+        for part in inner:
+            if part.module.constrains:
+                constrained |= dict.fromkeys(leaf_paths(part.params), part)
 
 
 def _two_linearizations(transform: AbstractTransform[Any], params: Params) -> Iterator[str]:
     """The warning of two rules that each linearize the loss in some of the parameters."""
-    parts = transforms(transform, params=params)
-    names = [
-        part.name
-        for part in parts
-        if "residuals" in part.module.needs and jax.tree.leaves(part.params)
-    ]
+    parts = (p for p in transforms(transform, params=params) if "residuals" in p.module.needs)
+    names = [part.name for part in parts if jax.tree.leaves(part.params)]
     if len(names) > 1:
         yield (
             f"'{names[0]}' and '{names[1]}' each compute a step that would reduce all residuals if "
@@ -319,7 +296,7 @@ def _negative_rates(transform: AbstractTransform[Any]) -> Iterator[str]:
 def warn_of_ascent(transform: AbstractTransform[Any], params: Params) -> None:
     """Warns of a rule without a learning rate, whose steps follow the gradients upwards."""
     signs = set(transform.signs(params))
-    inner = [part.module for part in transforms(transform) if not inner_transforms(part.module)]
+    inner = (part.module for part in transforms(transform) if not inner_transforms(part.module))
     deliberate = any(
         link.update_sign != 1 or type(link).signs is not AbstractTraits.signs for link in inner
     )

@@ -3,15 +3,15 @@
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, PyTree
+from jaxtyping import Array, PyTree
 
 from ... import tree
-from ...tree.dtypes import accumulation_dtype, cast, in_precision_of, real_dtype
+from ...tree.dtypes import accumulation_dtype, cast, in_precision_of, is_key, real_dtype
 from ...tree.types import Scalar
 from ..protocol.parts import Part
 from .at_step import Fields, at_step, numbers_at
@@ -76,17 +76,26 @@ class Sums:
         return again
 
 
+class LeafInputs(NamedTuple):
+    """The inputs of a rule at a leaf, in the dtypes that they have."""
+
+    u: Any
+    """The update that comes in."""
+    numbers: dict[str, Any]
+    """The numbers of this step."""
+    others: dict[str, Any]
+    """The parameter as `"p"` and the gradient of the loss as `"grad"`, if the rule needs them."""
+    fields: dict[str, Any]
+    """The fields of the state."""
+
+
 @contextlib.contextmanager
 def at_leaf(
-    part: Part,
-    plan: object,
-    numbers: dict[str, Any],
-    u: Array,
-    others: dict[str, Array],
-    fields: dict[str, Any],
+    part: Part, plan: object, inputs: LeafInputs
 ) -> Iterator[tuple[Any, Array, Fields, Callable[[PyTree], PyTree]]]:
     """The rule, the gradient and the fields as phases see them, in one precision, and a function
     that brings other arrays to it."""
+    u, numbers, others, fields = inputs
     shaped = [x for x in fields.values() if isinstance(x, jax.Array | np.ndarray)]
     dtype = accumulation_dtype(*(x.dtype for x in (u, *others.values(), *shaped)))
     real = real_dtype(dtype)
@@ -104,14 +113,7 @@ def at_leaf(
 
 
 def phases(
-    part: Part,
-    does: tuple[str, ...],
-    plan: object,
-    numbers: dict[str, Any],
-    u: Array,
-    others: dict[str, Array],
-    fields: dict[str, Any],
-    store: Store,
+    part: Part, does: tuple[str, ...], plan: object, inputs: LeafInputs, store: Store
 ) -> Any:
     """Advances the state of a leaf and stores it, or returns the update, or does both.
 
@@ -119,12 +121,11 @@ def phases(
 
     - `part`: the rule, and what it sees.
     - `does`: the phases, `"advance"`, `"direction"` or both.
-    - `plan`, `numbers`, `u`, `fields`: as the leaf has them.
-    - `others`: other inputs of the rule at the leaf, by name.
+    - `plan`, `inputs`: as the leaf has them.
     - `store`: stores a field by its name.
     """
     last = part.module.written_last
-    with at_leaf(part, plan, numbers, u, others, fields) as (rule, g, leaf, wide):
+    with at_leaf(part, plan, inputs) as (rule, g, leaf, wide):
         rule = _over_matrices(part, rule)
         if "advance" in does:
             old = dict(vars(leaf))
@@ -137,16 +138,9 @@ def phases(
         return rule.direction(g, leaf) if "direction" in does else None
 
 
-def seen_by_refresh(
-    part: Part,
-    plan: object,
-    numbers: dict[str, Any],
-    u: Array,
-    others: dict[str, Array],
-    fields: dict[str, Any],
-) -> Seen:
+def seen_by_refresh(part: Part, plan: object, inputs: LeafInputs) -> Seen:
     """The inputs of `refresh` at a leaf."""
-    with at_leaf(part, plan, numbers, u, others, fields) as (rule, g, leaf, _):
+    with at_leaf(part, plan, inputs) as (rule, g, leaf, _):
         if part.module.over == "matrix":
             return OneByOne(rule, part.state).seen(g, vars(leaf))
         seen = {n: x for n, x in numbers_at(rule).items() if n != "plan"}
@@ -154,17 +148,10 @@ def seen_by_refresh(
 
 
 def measured(
-    part: Part,
-    phase: str,
-    plan: object,
-    numbers: dict[str, Any],
-    u: Array,
-    others: dict[str, Array],
-    fields: dict[str, Any],
-    factors: dict[str, Any],
+    part: Part, phase: str, plan: object, inputs: LeafInputs, factors: dict[str, Any]
 ) -> LeafSums:
     """The result of `measure` or `reduce` at a leaf, with sums of squares in place of norms."""
-    with at_leaf(part, plan, numbers, u, others, fields) as (rule, g, leaf, _):
+    with at_leaf(part, plan, inputs) as (rule, g, leaf, _):
         sums = getattr(_over_matrices(part, rule), phase)(g, leaf)
         return {
             name: x.squared(factors.get(name)) if isinstance(x, tree.NormOf) else x
@@ -222,17 +209,15 @@ def _written_after(others: list[Array], x: Array) -> Array:
 
 # --- the refresh ------------------------------------------------------------------------------
 
-See: TypeAlias = Callable[..., Seen]
-"""Gathers the inputs of `refresh` for one leaf, from its number, gradient, parameter, loss gradient
-and fields."""
+See: TypeAlias = Callable[[int, dict[str, Any]], Seen]
+"""Gathers the inputs of `refresh` for the leaf at this position, whose state has these fields."""
 
 
 def refreshed(
     part: Part,
-    due: Bool[Array, "..."],
-    common: dict[str, Any],
+    numbers: dict[str, Any],
     see: See,
-    rows: Sequence[tuple[Any, ...]],
+    of_leaves: Sequence[dict[str, Any]],
     plans: Sequence[Any],
 ) -> list[dict[str, Any]]:
     """The fields that a rule refreshes, at each leaf, computed in one conditional for all leaves.
@@ -240,14 +225,17 @@ def refreshed(
     **Arguments:**
 
     - `part`: the rule, and its state.
-    - `due`: whether to refresh: a bool, or one for each leaf.
-    - `common`: the numbers of this step that all leaves have in common.
+    - `numbers`: the numbers of this step. `due` says whether to refresh: a bool, or one for each
+        leaf.
     - `see`: gathers the inputs of `refresh` at a leaf. It is called inside the conditional, so
         that steps without a refresh do not pay for it.
-    - `rows`: the arguments of `see` for each leaf.
+    - `of_leaves`: the fields of the state at each leaf.
     - `plans`: the plan of the rule for each leaf.
     """
     rule = part.module
+    _check_refresh(rule, of_leaves[0], numbers)
+    due = numbers["due"]
+    common = {name: x for name, x in numbers.items() if not differs_between_leaves(x)}
 
     def at_leaf(common: dict[str, Any], plan: object, seen: Seen) -> dict[str, Any]:
         dtype = tree.real_dtype(seen.g.dtype)
@@ -262,7 +250,7 @@ def refreshed(
 
     def fresh(kept: list[dict[str, Any]]) -> list[dict[str, Any]]:
         # The old values pass through the conditional, so XLA writes the new ones in their place.
-        current = [(*xs, fields | old) for (*xs, fields), old in zip(rows, kept, strict=True)]
+        current = [fields | old for fields, old in zip(of_leaves, kept, strict=True)]
 
         def store(i: int, new: dict[str, Any], in_turn: bool) -> dict[str, Any]:
             if rule.over == "matrix":
@@ -272,7 +260,7 @@ def refreshed(
 
         return _in_batches(at_leaf, common, see, store, current, plans, rule)
 
-    old = [{name: fields[name] for name in rule.refreshes} for *_, fields in rows]
+    old = [{name: fields[name] for name in rule.refreshes} for fields in of_leaves]
     return jax.lax.cond(jnp.any(due), fresh, lambda kept: kept, old)
 
 
@@ -286,17 +274,24 @@ def _in_place_of(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), old, new)
 
 
-def not_refreshed(who: str, unknown: list[str]) -> str:
-    """The message for a rule whose `refresh` cannot run."""
-    if unknown:
-        return (
-            f"{who}.refreshes names '{unknown[0]}', which is no field of its state that belongs to "
-            "the parameters. Mark the field with `sl.fields.per_param()`."
+def differs_between_leaves(number: Array | None) -> bool:
+    """Whether each leaf reads its own entry of a number, or its own key."""
+    return number is not None and bool(number.ndim or is_key(number))
+
+
+def _check_refresh(rule: Any, fields: dict[str, Any], numbers: dict[str, Any]) -> None:
+    who = type(rule).__name__
+    for name in rule.refreshes:
+        if name not in fields:
+            raise TypeError(
+                f"{who}.refreshes names '{name}', which is no field of its state that belongs to "
+                "the parameters. Mark the field with `sl.fields.per_param()`."
+            )
+    if "due" not in numbers:
+        raise TypeError(
+            f"{who} has a `refresh`, and its `begin` does not say when it is due. Set `self.due` "
+            "there to a bool array such as `state.age % 10 == 0`."
         )
-    return (
-        f"{who} has a `refresh`, and its `begin` does not say when it is due. Set `self.due` there "
-        "to a bool array such as `state.age % 10 == 0`."
-    )
 
 
 def _in_batches(
@@ -304,20 +299,20 @@ def _in_batches(
     common: dict[str, Any],
     see: See,
     store: Callable[[int, Any, bool], Any],
-    rows: Sequence[tuple[Any, ...]],
+    of_leaves: Sequence[dict[str, Any]],
     plans: Sequence[Any],
     rule: Any,
 ) -> list[Any]:
     """Applies the function at each leaf: to all small matrices of equal shape at once, and to large
     ones in turn. Its results are stored before the next leaf is read."""
-    results: list[Any] = [None] * len(rows)
+    results: list[Any] = [None] * len(of_leaves)
     done: Any = ()
     over_matrices = rule.over == "matrix"
-    seen = [jax.eval_shape(functools.partial(see, i), *row) for i, row in enumerate(rows)]
-    alone = (StackGroup([i], [1], 0) for i in range(len(rows)))
+    seen = [jax.eval_shape(functools.partial(see, i), fields) for i, fields in enumerate(of_leaves)]
+    alone = (StackGroup([i], [1], 0) for i in range(len(of_leaves)))
     for group in stack_groups(seen) if over_matrices else alone:
         first = group.members[0]
-        stack = joined([see(i, *rows[i]) for i in group.members])
+        stack = joined([see(i, of_leaves[i]) for i in group.members])
         # The fields are left out, since they would be copied.
         now, g, numbers = tree.after((common, stack.g, stack.numbers), done)
         stack = stack._replace(g=g, numbers=numbers)

@@ -40,7 +40,16 @@ from .encoded import (
     stored_like,
 )
 from .matrices import Seen, matrices
-from .phases import LeafSums, finish, measured, not_refreshed, phases, refreshed, seen_by_refresh
+from .phases import (
+    LeafInputs,
+    LeafSums,
+    differs_between_leaves,
+    finish,
+    measured,
+    phases,
+    refreshed,
+    seen_by_refresh,
+)
 
 
 class RuleAt(NamedTuple):
@@ -123,7 +132,7 @@ class _RuleAtLeaf(NamedTuple):
     """The seeds of the random bits of encoded fields."""
 
 
-class _LeafInputs(NamedTuple):
+class _Leaf(NamedTuple):
     """A leaf of the updates, with the parameter and the inputs of each rule."""
 
     u: PyTree
@@ -157,7 +166,7 @@ def _over_leaves(
     """Runs these phases of all rules leaf by leaf, after `done`."""
 
     def at_leaf(
-        plan: _LeafFacts, leaf: _LeafInputs, signal: Array | None
+        plan: _LeafFacts, leaf: _Leaf, signal: Array | None
     ) -> tuple[Any, list[dict[str, Any]]]:
         return _at_leaf(runs, plan, leaf, signal)
 
@@ -176,7 +185,7 @@ def _over_leaves(
         if any(run.rule.over == "matrix" for run in acting):
             u = tree.after(u, done)  # the products of all leaves share scratch memory
         rules = [run.inputs(run.positions[i], paths[i], seed_of) for run in acting]
-        result, new = at_leaf(plan, _LeafInputs(u, params[i], rules), signal)
+        result, new = at_leaf(plan, _Leaf(u, params[i], rules), signal)
         results.append(result)
         done = (result, new)
         signal = signal_of(new, signal)
@@ -186,7 +195,7 @@ def _over_leaves(
 
 
 def _at_leaf(
-    runs: Sequence["_RuleStep"], facts: _LeafFacts, leaf: _LeafInputs, signal: Array | None
+    runs: Sequence["_RuleStep"], facts: _LeafFacts, leaf: _Leaf, signal: Array | None
 ) -> tuple[Any, list[dict[str, Any]]]:
     """The result of all rules at one leaf, and their new fields if they advance."""
     u = like = decoded_leaf(leaf.u, signal=signal)
@@ -200,8 +209,8 @@ def _at_leaf(
             return seen
 
         fields = {name: decoded_leaf(x, like, signal) for name, x in at.fields.items()}
-        others = runs[k].others_of(p, at.grad)
-        u = phases(runs[k].part, facts.does, plan, at.numbers, u, others, fields, store)
+        inputs = LeafInputs(u, at.numbers, runs[k].others_of(p, at.grad), fields)
+        u = phases(runs[k].part, facts.does, plan, inputs, store)
     if "direction" not in facts.does:
         return None, new
     result = stored_like(leaf.p, tree.add(p, u))[0] if facts.adds else u
@@ -238,7 +247,7 @@ class _RuleStep:
             for name, x in shaped.items()
             if jax.tree.leaves(x) or (x is not None and mark_of[name] != PARAM_LIKE)
         }
-        self.structures = dict.fromkeys(self.columns, inside)
+        self.structure = inside
         self.scalars = Fields(**{n: x for n, x in children.items() if n not in shaped})
         with part.scope():
             self.now = at_step(self.rule, vars(self.rule.at(context)))
@@ -294,6 +303,11 @@ class _RuleStep:
         """The fields of the state of the leaf at this position."""
         return {name: column[n] for name, column in self.columns.items()}
 
+    def inputs_of(self, n: int, u: PyTree, p: PyTree) -> LeafInputs:
+        """The inputs of the rule at this position."""
+        others = self.others_of(p, self.grads[n])
+        return LeafInputs(u, self.numbers_of(n), others, self.fields_of(n))
+
     def inputs(self, n: int, path: str, seed_of: dict[str, Any]) -> _RuleAtLeaf:
         """The inputs of the rule at this position, where the updates have this path."""
         names = {name: f"{self.name}.{name}.{path}" for name in self.columns}
@@ -341,27 +355,23 @@ class _RuleStep:
         at = [(i, n) for i, n in self.positions.items() if leaves[i].size]
         if not at:
             return []
-        rule = self.rule
-        unknown = [name for name in rule.refreshes if name not in self.columns]
-        if unknown or "due" not in self.numbers:
-            raise TypeError(not_refreshed(type(rule).__name__, unknown))
-        varying = {
-            name for name, x in self.numbers.items() if is_key(x) or (x is not None and x.ndim)
-        }
-        common = {name: x for name, x in self.numbers.items() if name not in varying}
 
-        def see(k: int, u: PyTree, p: PyTree, grad: PyTree, fields: dict[str, Any]) -> Seen:
-            _, n = at[k]
-            numbers = {name: x for name, x in self.numbers_of(n).items() if name in varying}
-            others = self.others_of(decoded(p), grad)
-            return seen_by_refresh(self.part, self.plan[n], numbers, u, others, fields)
+        def see(k: int, fields: dict[str, Any]) -> Seen:
+            i, n = at[k]
+            inputs = decoded(self.inputs_of(n, leaves[i], params[i]))
+            numbers = {
+                name: inputs.numbers[name]
+                for name, x in self.numbers.items()
+                if differs_between_leaves(x)
+            }
+            inputs = inputs._replace(numbers=numbers, fields=fields)
+            return seen_by_refresh(self.part, self.plan[n], inputs)
 
-        rows = [(leaves[i], params[i], self.grads[n], self.fields_of(n)) for i, n in at]
+        of_leaves = [self.fields_of(n) for _, n in at]
         plans = [self.plan[n] for _, n in at]
-        new = refreshed(self.part, self.now.due, common, see, rows, plans)
+        new = refreshed(self.part, self.numbers, see, of_leaves, plans)
         for (_, n), fields in zip(at, new, strict=True):
-            for name, x in fields.items():
-                self.columns[name][n] = x
+            self.take(n, fields)
         return new
 
     def reduce(self, updates: PyTree, params: Sequence[Any]) -> None:
@@ -381,34 +391,22 @@ class _RuleStep:
 
     def _sum(self, phase: str, updates: PyTree, params: Sequence[Any]) -> None:
         leaves = for_sums(jax.tree.leaves(updates, is_leaf=is_encoded))
-        numbers = [self.numbers_of(n) for n in self.positions.values()]
-        own_params = [params[i] if params else None for i in self.positions]
-        others = [self.others_of(p, grad) for p, grad in zip(own_params, self.grads, strict=True)]
-        fields = [self.fields_of(n) for n in self.positions.values()]
-        seen = list(zip([leaves[i] for i in self.positions], others, fields, strict=True))
+        rows = [self.inputs_of(n, leaves[i], params[i]) for i, n in self.positions.items()]
 
-        def at_leaf(
-            plan: object,
-            numbers: dict[str, Any],
-            factors: dict[str, Any],
-            u: PyTree,
-            others: dict[str, Any],
-            fields: dict[str, Any],
-        ):
-            u, others, fields = decoded((u, others, fields))
-            return measured(self.part, phase, plan, numbers, u, others, fields, factors)
+        def at_leaf(plan: object, inputs: LeafInputs, factors: dict[str, Any]) -> LeafSums:
+            return measured(self.part, phase, plan, decoded(inputs), factors)
 
         if any(map(under_jit, jax.tree.leaves((leaves, self.columns)))):
             at_leaf = jax.jit(at_leaf, static_argnums=0)
 
         def measure(factors: Sequence[dict[str, Any]] | None = None) -> list[LeafSums]:
-            rows = zip(self.plan, numbers, factors or [{}] * len(seen), seen, strict=True)
-            return [at_leaf(plan, now, scale, *xs) for plan, now, scale, xs in rows]
+            scales = factors or [{}] * len(rows)
+            return list(map(at_leaf, self.plan, rows, scales))
 
         self.passes.append(measure)
         self.sums = [a | b for a, b in zip(self.sums, measure(), strict=True)]
 
     def new_state(self) -> PyTree:
         """The new state."""
-        shaped = {name: self.structures[name].unflatten(x) for name, x in self.columns.items()}
+        shaped = {name: self.structure.unflatten(x) for name, x in self.columns.items()}
         return with_fields(self.part.state, vars(self.scalars) | shaped)

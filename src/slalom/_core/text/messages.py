@@ -86,132 +86,104 @@ def uncalled(value: Any) -> str:
 
 _Advised = TypeVar("_Advised", bound=Callable[..., Any])
 
-_RENAMED: dict[str, tuple[str, ...]] = {
-    "lr": ("learning_rate",),
-    "step_size": ("learning_rate",),
-    "betas": ("b1", "b2"),
-    "beta1": ("b1",),
-    "beta2": ("b2",),
-    "beta_1": ("b1",),
-    "beta_2": ("b2",),
-    "beta": ("b1",),
-    "epsilon": ("eps",),
-    "wd": ("weight_decay",),
-    "mask": ("decay_where",),
-    "weight_decay_mask": ("decay_where",),
-    "trust_ratio_mask": ("trust_ratio_where",),
-    "alpha": ("decay",),
-    "every_k_schedule": ("k",),
-    "use_grad_mean": ("mean",),
-    "should_skip_update_fn": ("skip",),
-    "should_transform_fn": ("condition",),
-    "projection": ("fn",),
-    "seed": ("key",),
-    "dtype_momentum": ("accumulator_dtype",),
-    "decay_offset": ("step_offset",),
-    "weight_dimension_numbers": ("layout",),
-    "muon_weight_dimension_numbers": ("layout",),
-    "mu_dtype": ("accumulator_dtype",),
-    "accumulator_dtype": ("mu_dtype",),
+
+_RENAMED = {
+    "accumulator_dtype": "mu_dtype",
+    "alpha": "decay",
+    "beta1 beta_1 beta": "b1",
+    "beta2 beta_2": "b2",
+    "betas": "b1 b2",
+    "decay_offset": "step_offset",
+    "dtype_momentum mu_dtype": "accumulator_dtype",
+    "epsilon": "eps",
+    "every_k_schedule": "k",
+    "lr step_size": "learning_rate",
+    "mask weight_decay_mask": "decay_where",
+    "projection": "fn",
+    "seed": "key",
+    "should_skip_update_fn": "skip",
+    "should_transform_fn": "condition",
+    "trust_ratio_mask": "trust_ratio_where",
+    "use_grad_mean": "mean",
+    "wd": "weight_decay",
+    "weight_dimension_numbers muon_weight_dimension_numbers": "layout",
 }
 """Argument names from Optax and PyTorch, and their names here."""
 
-_ELSEWHERE: dict[str, str] = {
-    "accumulate": "`tx.every_k(k)`",
+_ELSEWHERE = {
+    "accumulate every multi_steps MultiSteps": "`tx.every_k(k)`",
     "accumulator_dtype": '`tx.store("bfloat16", min_size=1)`',
     "add_param_group": "`sl.partition(transforms, labels)`, and `opt.rebind(model, tx=tx)`",
     "amsgrad": "`sl.amsgrad(learning_rate)`",
     "apply": "`opt.step(model, grads)`, or `tx.update(grads, state, params)`",
     "apply_gradients": "`model, opt = opt.step(model, grads)`",
-    "apply_if_finite": "`tx.if_finite(n)`",
+    "apply_if_finite skip_nan": "`tx.if_finite(n)`",
     "apply_updates": "`sl.apply_updates(model, updates)`",
-    "AveragedModel": "`tx.average()`",
+    "AveragedModel polyak swa SWALR": "`tx.average()`",
     "backward": "`step = sl.train_step(loss_fn)`, which differentiates the loss",
     "bias": '`sl.where.path("**.bias")`',
-    "chain": "`tx | other`",
-    "clip": "`sl.ClipByGlobalNorm(1.0) | tx`",
-    "clip_by_global_norm": "`sl.ClipByGlobalNorm(1.0) | tx`",
-    "clip_grad_norm": "`sl.ClipByGlobalNorm(1.0) | tx`",
-    "clip_grad_norm_": "`sl.ClipByGlobalNorm(1.0) | tx`",
-    "clip_grad_value_": "`sl.Clip(1.0) | tx`",
-    "clipnorm": "`sl.ClipByGlobalNorm(1.0) | tx`",
-    "clipvalue": "`sl.Clip(1.0) | tx`",
+    "chain then": "`tx | other`",
+    "clip clip_by_global_norm clip_grad_norm clip_grad_norm_ clipnorm global_clipnorm": (
+        "`sl.ClipByGlobalNorm(1.0) | tx`"
+    ),
+    "clip_grad_value_ clipvalue": "`sl.Clip(1.0) | tx`",
     "compile": "`step = sl.train_step(loss_fn)`, which is compiled",
     "conditionally_mask": '`tx.when(condition, otherwise="zero")`',
     "conditionally_transform": "`tx.when(condition)`",
-    "cosine": "`sl.schedules.cosine_decay(init_value, decay_steps)`",
-    "CosineAnnealingLR": "`sl.adam(sl.schedules.cosine_decay(1e-3, steps))`",
+    "cosine CosineDecay": "`sl.schedules.cosine_decay(init_value, decay_steps)`",
+    "CosineAnnealingLR schedule": "`sl.adam(sl.schedules.cosine_decay(1e-3, steps))`",
     "CosineAnnealingWarmRestarts": "`sl.schedules.sgdr(cycles)`",
-    "CosineDecay": "`sl.schedules.cosine_decay(init_value, decay_steps)`",
-    "ema": "`tx.average(decay)`",
-    "ema_momentum": "`tx.average(decay)`",
-    "every": "`tx.every_k(k)`",
+    "ema ema_momentum params_ema use_ema with_ema": "`tx.average(decay)`",
     "ExponentialLR": "`sl.schedules.exponential_decay(1e-3, 1, gamma)`",
-    "fit": "`step = sl.train_step(loss_fn)` and `model, opt, loss = step(model, opt, x, y)`",
+    "fit minimize train": (
+        "`step = sl.train_step(loss_fn)` and `model, opt, loss = step(model, opt, x, y)`"
+    ),
     "freeze": "`sl.Optimizer(tx, model, trainable=~where)`",
     "grad": "`eqx.filter_grad(loss_fn)`, or `step = sl.train_step(loss_fn)`",
-    "global_clipnorm": "`sl.ClipByGlobalNorm(1.0) | tx`",
-    "GradientTransformation": "`sl.AbstractTransform`",
-    "GradientTransformationExtraArgs": "`sl.AbstractTransform`",
+    "GradientTransformation GradientTransformationExtraArgs": "`sl.AbstractTransform`",
     "GradScaler": "`tx.scale_loss()`",
     "init": "`opt = sl.Optimizer(tx, model)`, which has initialized the state",
     "inject_hyperparams": "`sl.adam(lr)`; `opt.hyperparams` reads, `opt.with_hyperparams` changes",
     "inject_stateful_hyperparams": '`tx.drive({"learning_rate": schedule})`',
-    "join_schedules": "`sl.schedules.join(...)`",
+    "join_schedules SequentialLR": "`sl.schedules.join(...)`",
     "LambdaLR": "`sl.adam(lambda step: ...)`",
     "LinearLR": "`sl.schedules.linear(init_value, end_value, transition_steps)`",
     "load_state_dict": '`sl.checkpoint.load(path, model=model, opt=opt)["opt"]`',
     "lr_finder": "`sl.lr_range_test(loss_fn, tx, model, batches)`",
     "masked": "`tx.mask(where)`, or `tx.only(where)`",
     "maximize": "`tx.maximize()`",
-    "microbatch": "`sl.train_step(loss_fn, microbatches=m)`",
-    "microbatching": "`sl.train_step(loss_fn, microbatches=m)`",
-    "minimize": "`step = sl.train_step(loss_fn)` and `model, opt, loss = step(model, opt, x, y)`",
+    "microbatch microbatching": "`sl.train_step(loss_fn, microbatches=m)`",
     "mu_dtype": '`tx.store({"mu": "bfloat16"}, min_size=1)`',
-    "multi_steps": "`tx.every_k(k)`",
     "multi_transform": "`sl.partition(transforms, labels)`",
     "MultiStepLR": "`sl.schedules.piecewise_constant(1e-3, {30_000: 0.1, 60_000: 0.1})`",
-    "MultiSteps": "`tx.every_k(k)`",
-    "OneCycleLR": "`sl.schedules.cosine_onecycle(steps, peak_value)`",
     "nu_dtype": '`tx.store({"nu": "bfloat16"}, min_size=1)`',
+    "OneCycleLR": "`sl.schedules.cosine_onecycle(steps, peak_value)`",
     "opt_state": "`opt.state`",
     "optim": "`sl.adam(1e-3)`: the recipes are names of the package itself",
     "param_groups": "`opt.describe(model)` to see the groups, and `opt.with_hyperparams(...)`",
-    "params_ema": "`tx.average(decay)`",
-    "polyak": "`tx.average()`",
     "polyak_averaging": "`tx.average()`, or `sl.incremental_update(new, old, step_size)`",
     "PolynomialLR": "`sl.schedules.polynomial(init_value, end_value, power, transition_steps)`",
     "reduce_on_plateau": '`tx.drive({"learning_rate": sl.schedules.ReduceOnPlateau(...)})`',
     "restore": "`sl.checkpoint.load(path, model=model, opt=opt)`",
-    "safe_increment": "`sl.tree.increment`",
-    "safe_int32_increment": "`sl.tree.increment`",
+    "safe_increment safe_int32_increment": "`sl.tree.increment`",
     "ScalarOrSchedule": "`sl.Hyperparameter`",
-    "schedule": "`sl.adam(sl.schedules.cosine_decay(1e-3, steps))`",
     "selective_transform": "`tx.only(where)`",
-    "SequentialLR": "`sl.schedules.join(...)`",
     "skip_large_updates": "`tx.every_k(k, skip=sl.SkipLargeUpdates(c))`",
-    "skip_nan": "`tx.if_finite(n)`",
     "skip_not_finite": "`tx.every_k(k, skip=sl.SkipNotFinite())`",
     "split_real_and_imaginary": "`tx.split_complex()`",
     "state_dict": (
-        "`sl.checkpoint.save(path, model=model, opt=opt)` to save a run, or `opt.state` to look at "
-        "the state"
+        "`sl.checkpoint.save(path, model=model, opt=opt)` to save a run, or `opt.state` to "
+        "look at the state"
     ),
     "stateless_with_tree_map": "`sl.StatelessPerLeaf(fn)`",
     "StepLR": "`sl.schedules.exponential_decay(1e-3, step_size, gamma, staircase=True)`",
-    "swa": "`tx.average()`",
-    "SWALR": "`tx.average()`",
-    "then": "`tx | other`",
-    "train": "`step = sl.train_step(loss_fn)` and `model, opt, loss = step(model, opt, x, y)`",
     "tree_map_params": "`sl.map_params(fn, state, params)`",
     "tree_utils": "`sl.tree`",
-    "use_ema": "`tx.average(decay)`",
     "value_and_grad": "`step = sl.train_step(loss_fn)`, or `eqx.filter_value_and_grad(loss_fn)`",
     "value_and_grad_from_state": "`sl.train_step(loss_fn, reuse_linesearch=True)`",
     "weight_decay": (
         "`sl.adamw(learning_rate, weight_decay=0.1)`, or `sl.AddDecayedWeights(0.1) | tx`"
     ),
-    "with_ema": "`tx.average(decay)`",
     "with_hyperparams": (
         "`opt = sl.Optimizer(tx, model)`, and `opt = opt.with_hyperparams(learning_rate=1e-4)`"
     ),
@@ -224,15 +196,21 @@ _OPTIONS_OF_RULES = frozenset(["accumulator_dtype", "maximize", "mu_dtype", "nu_
 """Keywords in this table that rules may be given too."""
 
 
+def _entry(table: Mapping[str, str], name: str) -> str:
+    """The text for a name, in a table in which names that share one are in one entry."""
+    return next((text for names, text in table.items() if name in names.split()), "")
+
+
 def renamed(name: str, arguments: Iterable[str]) -> str:
     """Advice that names the known arguments with another name elsewhere, if any."""
-    ours = _RENAMED.get(name, ())
+    ours = _entry(_RENAMED, name).split()
     return f" Write {' and '.join(ours)}." if ours and set(ours) <= set(arguments) else ""
 
 
 def elsewhere(name: str) -> str:
     """Advice for a name of another library, if it is one."""
-    return f" Write {_ELSEWHERE[name]}." if name in _ELSEWHERE else ""
+    code = _entry(_ELSEWHERE, name)
+    return f" Write {code}." if code else ""
 
 
 def similar(name: str, code_of: Mapping[str, str], cutoff: float = 0.7) -> str:

@@ -13,37 +13,13 @@ from ..protocol.parts import parts
 from .messages import PACKAGE, elsewhere, renamed, similar
 from .printing import public_name
 
-_LEFT_TO_OPTAX = frozenset(
-    [
-        "assignment",
-        "convex_kl_divergence",
-        "cosine_distance",
-        "cosine_similarity",
-        "ctc_loss",
-        "ctc_loss_with_forward_probs",
-        "generalized_kl_divergence",
-        "hinge_loss",
-        "huber_loss",
-        "kl_divergence",
-        "l2_loss",
-        "log_cosh",
-        "losses",
-        "matrix_inverse_pth_root",
-        "multi_normal",
-        "nnls",
-        "ntxent",
-        "perturbations",
-        "power_iteration",
-        "safe_softmax_cross_entropy",
-        "scale_gradient",
-        "second_order",
-        "sigmoid_binary_cross_entropy",
-        "sigmoid_focal_loss",
-        "smooth_labels",
-        "softmax_cross_entropy",
-        "softmax_cross_entropy_with_integer_labels",
-        "squared_error",
-    ]
+_LEFT_TO_OPTAX = (
+    "assignment convex_kl_divergence cosine_distance cosine_similarity ctc_loss "
+    "ctc_loss_with_forward_probs generalized_kl_divergence hinge_loss huber_loss kl_divergence "
+    "l2_loss log_cosh losses matrix_inverse_pth_root multi_normal nnls ntxent perturbations "
+    "power_iteration safe_softmax_cross_entropy scale_gradient second_order "
+    "sigmoid_binary_cross_entropy sigmoid_focal_loss smooth_labels softmax_cross_entropy "
+    "softmax_cross_entropy_with_integer_labels squared_error"
 )
 """Names of Optax for things that are not optimization: losses above all."""
 
@@ -75,7 +51,7 @@ def absent(module: str) -> Callable[[str], NoReturn]:
 
 
 def _module_advice(module: str, name: str) -> str:
-    if name in _LEFT_TO_OPTAX:
+    if name in _LEFT_TO_OPTAX.split():
         return f" Slalom contains optimizers and leaves this to Optax: use `optax.{name}`."
     code_of, plain = _code_by_name(), _plain(name)
     if plain in code_of:

@@ -102,6 +102,16 @@ class AbstractWrapper(AbstractComposite[State]):
         return self.inner.signs(params)
 
 
+class AbstractStatelessWrapper(AbstractWrapper[Any]):
+    """A wrapper without state of its own: its state is that of the inner transform."""
+
+    def init(self, params: Params) -> PyTree:
+        return self.inner.init(self.inner_part(Part.root(self, params=params)).params)
+
+    def inner_state(self, state: PyTree) -> PyTree:
+        return state
+
+
 class AbstractPacedWrapper(AbstractWrapper[State]):
     """A wrapper that decides *whether* its inner transform runs, on a clock of its own.
 

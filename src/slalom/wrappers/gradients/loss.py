@@ -16,12 +16,12 @@ from ..._core.protocol.context import Context
 from ..._core.protocol.loss import Loss
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.protocol.wrapper import AbstractPacedWrapper, AbstractWrapper, run_if
+from ..._core.protocol.wrapper import AbstractPacedWrapper, AbstractStatelessWrapper, run_if
 from ..._core.protocol.writer import Writer
 from ...tree.types import Gradients, Params, PyTree, Updates
 
 
-class Maximize(AbstractWrapper[Any]):
+class Maximize(AbstractStatelessWrapper):
     """Maximizes the loss: the inner transform descends −ℓ.
 
     Made by `tx.maximize`, which describes the arguments.
@@ -50,12 +50,6 @@ class Maximize(AbstractWrapper[Any]):
     passes_gradients: ClassVar[bool] = True
 
     inner: AbstractTransform
-
-    def init(self, params: Params) -> PyTree:
-        return self.inner.init(params)
-
-    def inner_state(self, state: PyTree) -> PyTree:
-        return state
 
     def inner_context(self, here: Part) -> Context:
         value, grad, value_fn, grad_fn = (

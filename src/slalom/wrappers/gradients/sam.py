@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from ... import fields, tree
 from ..._core.protocol.parts import Part, transforms
 from ..._core.protocol.transform import AbstractTransform, missing
-from ..._core.protocol.wrapper import AbstractWrapper
+from ..._core.protocol.wrapper import AbstractStatelessWrapper
 from ..._core.protocol.writer import Writer
-from ...tree.types import Gradients, Params, PyTree, Updates
+from ...tree.types import Gradients, Params, Updates
 
 
-class Sam(AbstractWrapper[Any]):
+class Sam(AbstractStatelessWrapper):
     """Sharpness-aware minimization: the inner transform, with the gradient at the worst point
     nearby.
 
@@ -64,12 +64,6 @@ class Sam(AbstractWrapper[Any]):
                     f"'{part.name}' computes its updates from the residuals of the loss, so `.sam` "
                     "around it would have no effect. Remove `.sam`."
                 )
-
-    def init(self, params: Params) -> PyTree:
-        return self.inner.init(params)
-
-    def inner_state(self, state: PyTree) -> PyTree:
-        return state
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, Any]:
         here = here.with_context()

@@ -16,7 +16,7 @@ from ..._core.protocol.bases import AbstractParameterWriter, params_to_evaluate
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part, segments, transforms
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.protocol.wrapper import AbstractWrapper, run_if
+from ..._core.protocol.wrapper import AbstractStatelessWrapper, run_if
 from ..._core.protocol.writer import Writer
 from ..._core.text.messages import uncalled, warn
 from ..._core.text.printing import AbstractPrinted, code
@@ -54,7 +54,7 @@ def _check_function(name: str, fn: object) -> None:
         )
 
 
-class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
+class Project(AbstractStatelessWrapper, AbstractParameterWriter[Any]):
     """The inner transform, and a projection of the parameters after each of its steps.
 
     Made by `tx.project`, which describes the arguments.
@@ -157,10 +157,7 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
             for path, x, y in zip(leaf_paths(params), leaves, projected, strict=True):
                 if not jnp.all((x == y) | jnp.isnan(x)):
                     warn(f"'{path}' starts outside its bounds. The first step projects it.")
-        return self.inner.init(params)
-
-    def inner_state(self, state: PyTree) -> PyTree:
-        return state
+        return super().init(params)
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, Any]:
         params = self.demand("params", here.params)

@@ -7,16 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from ... import fields, tree
 from ..._core.engine.manual_axes import refuse_shards
 from ..._core.protocol.bases import AbstractParameterWriter
 from ..._core.protocol.chain import Chain
 from ..._core.protocol.context import Context
-from ..._core.protocol.parts import Part, parts, segments, transforms
+from ..._core.protocol.parts import Part, parts, transforms
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.protocol.wrapper import AbstractWrapper
+from ..._core.protocol.wrapper import AbstractStatelessWrapper, AbstractWrapper
 from ..._core.protocol.writer import ADD, RETURN, Writer
 from ...tree.paths import HalfKey, leaf_paths, snake_case
 from ...tree.tracing import as_arguments
@@ -263,7 +263,7 @@ jax.tree_util.register_pytree_with_keys(
 )
 
 
-class SplitComplex(AbstractWrapper[Any]):
+class SplitComplex(AbstractStatelessWrapper):
     """Applies the inner transform to the real and imaginary parts of complex leaves.
 
     Made by `tx.split_complex`, which describes the arguments.
@@ -295,27 +295,21 @@ class SplitComplex(AbstractWrapper[Any]):
                     f"`tx.{method}(...).split_complex()`."
                 )
 
-    def init(self, params: Params) -> PyTree:
-        return self.inner.init(_split(params))
+    def inner_part(self, here: Part) -> Part:
+        params = None if here.params is None else _split(here.params)
+        return super().inner_part(here)._replace(params=params)
+
+    def inner_context(self, here: Part) -> Context:
+        return here.context.in_form(_split, joined)
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, Any]:
         if write is RETURN or write is ADD:
-            (part,) = self.children(here)
-            result, state = part.run(write, _split(updates))
+            result, state = self.inner_part(here).run(write, _split(updates))
             return joined(result), state
         # Other writes need whole parameters.
-        (part,) = self.children(here._replace(params=write.full(here.params)))
+        part = self.inner_part(here._replace(params=write.full(here.params)))
         halves, state = part.run(RETURN, _split(updates))
         return write(here.params, joined(halves)), state
-
-    def children(self, here: Part) -> tuple[Part, ...]:
-        part = here.child(segments(self.inner), self.inner, lambda outer: outer.inner, here.state)
-        context = None if here.context is None else here.context.in_form(_split, joined)
-        params = None if here.params is None else _split(here.params)
-        return (part._replace(context=context, params=params),)
-
-    def has_updated(self, state: PyTree) -> Bool[Array, "*runs"] | bool:
-        return self.inner.has_updated(state)
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         signs = iter(self.inner.signs(_split(params)))

@@ -1,5 +1,6 @@
 """Transforms for some of the leaves, and different ones for different leaves."""
 
+import abc
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -12,40 +13,45 @@ from ..._core.engine.run import Leafwise
 from ..._core.methods.fluent import AbstractFluent
 from ..._core.protocol.parts import Part, segments, transforms
 from ..._core.protocol.transform import AbstractTransform, require_transform
-from ..._core.protocol.wrapper import AbstractComposite
+from ..._core.protocol.wrapper import AbstractComposite, AbstractStatelessWrapper
 from ..._core.protocol.writer import Writer
 from ..._core.text.printing import Call, method_call
 from ...tree.paths import candidates, leaf_paths
-from ...tree.types import Gradients, Params, PyTree, WhereLike
+from ...tree.types import Gradients, Params, PyTree, Updates, WhereLike
 from ...where.masks import labels, mask, selected_from
 from ...where.resolve import Cases, Where, as_labels, as_where
 
 
-class _AbstractCut(AbstractComposite[Any]):
+class _AbstractCut(AbstractStatelessWrapper):
     """The base class of `Mask` and `Only`. The inner transform sees only the selected leaves."""
 
     over: ClassVar[str] = "tree"
+    _sign_outside: ClassVar[int]
+    """The `update_sign` at the other leaves."""
 
     inner: AbstractTransform
     where: Where = eqx.field(static=True, converter=as_where)
 
-    def init(self, params: Params) -> PyTree:
-        return self.inner.init(tree.cut(params, mask(self.where, params)))
+    @abc.abstractmethod
+    def _outside(self, write: Writer, params: Params | None, updates: Updates) -> Any:
+        """The result for the other leaves."""
 
-    def children(self, here: Part) -> tuple[Part, ...]:
-        part = here.child(segments(self.inner), self.inner, lambda outer: outer.inner, here.state)
-        if here.params is None:
-            return (part,)
-        return (part.cut(mask(self.where, here.params)),)
+    def inner_part(self, here: Part) -> Part:
+        part = super().inner_part(here)
+        return part if here.params is None else part.cut(mask(self.where, here.params))
 
-    def _run_inside(
-        self, here: Part, write: Writer, updates: Gradients
-    ) -> tuple[Any, tuple[bool, ...], Any]:
-        """The result for the selected leaves, which leaves these are, and the new state."""
+    def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, Any]:
         keep = mask(self.where, selected_from(self.where, updates, here.params))
-        (part,) = self.children(here)
-        result, state = part.run(write.cut(keep), tree.cut(updates, keep))
-        return result, keep, state
+        inside, state = self.inner_part(here).run(write.cut(keep), tree.cut(updates, keep))
+        others = tuple(not k for k in keep)
+        rest = None if here.params is None else tree.cut(here.params, others)
+        outside = self._outside(write.cut(others), rest, tree.cut(updates, others))
+        return tree.merge(jax.tree.structure(updates), keep, inside, outside), state
+
+    def signs(self, params: Params) -> tuple[int | None, ...]:
+        keep = mask(self.where, params)
+        inner = iter(self.inner.signs(tree.cut(params, keep)))
+        return tuple(next(inner) if k else self._sign_outside for k in keep)
 
 
 class Mask(_AbstractCut):
@@ -56,23 +62,21 @@ class Mask(_AbstractCut):
     Use it for links of a chain. As a whole optimizer it would add raw gradients to the other
     parameters, so `sl.Optimizer` raises an error."""
 
+    _sign_outside: ClassVar[int] = 1
+
     @property
     def descends_partly(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # depends on a field
         """Whether it has the learning rate of some leaves."""
         return any(part.module.sets_learning_rate for part in transforms(self.inner))
 
-    def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, Any]:
-        inside, keep, state = self._run_inside(here, write, updates)
-        others = tuple(not k for k in keep)
-        rest = None if here.params is None else tree.cut(here.params, others)
-        outside = write.cut(others)(rest, tree.cut(updates, others))
-        return tree.merge(jax.tree.structure(updates), keep, inside, outside), state
+    def _outside(self, write: Writer, params: Params | None, updates: Updates) -> Any:
+        return write(params, updates)
 
     def leafwise(self, here: Part, leaves: tuple[int, ...]) -> Leafwise | None:
         if here.params is None:
             return None
         keep = mask(self.where, here.params)
-        (inner,) = here.children()
+        inner = self.inner_part(here)
         kept = tuple(i for i, k in zip(leaves, keep, strict=True) if k)
         inner = inner._replace(path=here.path + inner.path)
         return inner.module.leafwise(inner, kept) if kept else None
@@ -80,9 +84,6 @@ class Mask(_AbstractCut):
     def has_updated(self, state: PyTree) -> Bool[Array, "*runs"] | bool:
         # Before a learning rate for all leaves, the others always change.
         return self.inner.has_updated(state) if self.descends_partly else True
-
-    def signs(self, params: Params) -> tuple[int | None, ...]:
-        return _signs(self, params, outside=1)
 
 
 class Only(_AbstractCut):
@@ -93,28 +94,11 @@ class Only(_AbstractCut):
     """
 
     passes_gradients: ClassVar[bool] = True
+    _sign_outside: ClassVar[int] = 0
 
-    def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, Any]:
-        inside, keep, state = self._run_inside(here, write, updates)
-        others = tuple(not k for k in keep)
-        rest = None if here.params is None else tree.cut(here.params, others)
-        # Only for the shapes of the result.
-        write = write.cut(others)
-        shapes = jax.eval_shape(lambda: write(rest, tree.cut(updates, others)))
-        outside = write.idle(rest, shapes)
-        return tree.merge(jax.tree.structure(updates), keep, inside, outside), state
-
-    def has_updated(self, state: PyTree) -> Bool[Array, "*runs"] | bool:
-        return self.inner.has_updated(state)
-
-    def signs(self, params: Params) -> tuple[int | None, ...]:
-        return _signs(self, params, outside=0)
-
-
-def _signs(outer: _AbstractCut, params: Params, outside: int) -> tuple[int | None, ...]:
-    keep = mask(outer.where, params)
-    inner = iter(outer.inner.signs(tree.cut(params, keep)))
-    return tuple(next(inner) if k else outside for k in keep)
+    def _outside(self, write: Writer, params: Params | None, updates: Updates) -> Any:
+        shapes = jax.eval_shape(lambda: write(params, updates))
+        return write.idle(params, shapes)
 
 
 REST = "rest"

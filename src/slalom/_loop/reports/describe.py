@@ -149,12 +149,11 @@ class Description:
             caption=Text(f"\n{self.totals}"),
             caption_justify="left",
         )
-        rows = []
-        for row in self._rows:
-            cells = dict(zip(_COLUMNS, row.short_cells(_COLUMNS), strict=True))
+        rows = [dict(zip(_COLUMNS, row.short_cells(_COLUMNS), strict=True)) for row in self._rows]
+        for row, cells in zip(self._rows, rows, strict=True):
             cells["array"] = f"{row.dtype}[{','.join(map(str, row.shape))}]"
-            cells["transform"] = cells["transform"] if row.trainable else "frozen"
-            rows.append(cells)
+            if not row.trainable:
+                cells["transform"] = "frozen"
         names = ["path", "array", "group", *_RIGHT, "transform", "notes"]
         names = [name for name in names if any(cells[name] != _NOTHING for cells in rows)]
         long = any(len(row.path) > _SHORT for row in self._rows)
@@ -193,20 +192,20 @@ def describe(
 ) -> Description:
     """Describes how each array of a model is optimized."""
     values = dict(hyperparams)
-    pairs = zip(model.marked, model.trainable, strict=True)
-    marks = ["marked" if mark and not is_trainable else "" for mark, is_trainable in pairs]
+    leaves = zip(model.paths, model.leaves, model.trainable, model.marked, strict=True)
     rows = {
-        path: _Row(path, str(leaf.dtype), tuple(leaf.shape), is_trainable, notes=note)
-        for path, leaf, is_trainable, note in zip(
-            model.paths, model.leaves, model.trainable, marks, strict=True
-        )
-        if tree.is_array(leaf)
+        path: _Row(path, str(x.dtype), x.shape, trained, notes="marked" * (marked and not trained))
+        for path, x, trained, marked in leaves
+        if tree.is_array(x)
     }
+    buffers = {}
     for part in transforms(transform, state, params=model.params):
+        if isinstance(part.module, Flatten):
+            buffers[part.name] = part.module.shares(part.state, part.params)
         declared = {field.name for field in hyperparameter_fields(part.module)}
         numbers = {n: values.get(".".join((*part.path, n))) for n in _NUMBERS if n in declared}
-        leaves = jax.tree_util.tree_leaves_with_path(part.params)
-        paths = [dotted(whole(key_path)) for key_path, _ in leaves]
+        seen = jax.tree_util.tree_leaves_with_path(part.params)
+        paths = [dotted(whole(key_path)) for key_path, _ in seen]
         for path, note in dict(zip(paths, part.module.notes(part.params), strict=True)).items():
             if path not in rows:
                 continue  # inside a transform that changes the leaves, such as `.flatten()`
@@ -218,11 +217,6 @@ def describe(
             row.notes = "; ".join(dict.fromkeys(filter(None, (*row.notes.split("; "), note))))
             rows[path] = row
     places = slots(transform, state, list(rows))
-    buffers = {
-        part.name: part.module.shares(part.state, part.params)
-        for part in transforms(transform, state, params=model.params)
-        if isinstance(part.module, Flatten)
-    }
     shared = 0
     for slot, leaf in zip(places, jax.tree.leaves(state), strict=True):
         size = leaf.size * leaf.dtype.itemsize
@@ -232,28 +226,18 @@ def describe(
             shared += size
         for path, fraction in owners.items():
             rows[path].state_bytes += round(size * fraction)
-    return Description(list(rows.values()), _totals(model, state, shared))
-
-
-def _totals(model: Split, state: Any, shared: int) -> Totals:
-    pairs = zip(model.leaves, model.trainable, strict=True)
-    arrays = [(leaf, trained) for leaf, trained in pairs if tree.is_array(leaf)]
-
-    def sums(chosen: list[Any]) -> tuple[int, int]:
-        return sum(x.size for x in chosen), sum(x.size * x.dtype.itemsize for x in chosen)
-
-    parameters, parameter_bytes = sums([leaf for leaf, _ in arrays])
-    trainable, trainable_bytes = sums([leaf for leaf, trained in arrays if trained])
-    _, state_bytes = notebook.size_of(state)
-    return Totals(
+    arrays = [leaf for leaf in model.leaves if tree.is_array(leaf)]
+    trained = jax.tree.leaves(model.params)
+    totals = Totals(
         arrays=len(arrays),
-        parameters=parameters,
-        trainable=trainable,
-        parameter_bytes=parameter_bytes,
-        trainable_bytes=trainable_bytes,
-        state_bytes=state_bytes,
+        parameters=sum(leaf.size for leaf in arrays),
+        trainable=sum(leaf.size for leaf in trained),
+        parameter_bytes=notebook.size_of(arrays)[1],
+        trainable_bytes=notebook.size_of(trained)[1],
+        state_bytes=notebook.size_of(state)[1],
         shared_state_bytes=shared,
     )
+    return Description(list(rows.values()), totals)
 
 
 def _in_buffer(buffers: Mapping[str, Any], slot: Slot) -> Mapping[str, float]:

@@ -146,36 +146,28 @@ def _draw(axes: "Axes", steps: Any, values: Real[np.ndarray, "steps ..."]) -> No
 
 def _series(history: Any) -> dict[str, tuple[Any, Real[np.ndarray, "steps ..."]]]:
     """The positions and the values of each name."""
-    series: dict[str, tuple[list[int], list[Any]]] = {}
-    if isinstance(history, Mapping):
-        series = {
-            name: (list(range(len(values))), list(values))
-            for name, values in _read([history])[0].items()
-        }
-    else:
-        for i, entry in enumerate(_read(list(history))):
-            for name, value in entry.items():
-                steps, values = series.setdefault(name, ([], []))
-                steps.append(i)
-                values.append(value)
-    if not any(name != STEP and values for name, (_, values) in series.items()):
-        raise ValueError(
-            "There is nothing to plot: the history is empty. Collect `opt.metrics` in every step; "
-            "`tx.record()` reports norms and hyperparameters."
-        )
-    return {name: (steps, _numbers(name, values)) for name, (steps, values) in series.items()}
-
-
-def _read(entries: list[Any]) -> list[dict[str, Any]]:
-    """The entries as dicts of numbers on the host, in one transfer and in their own order."""
+    is_stacked = isinstance(history, Mapping)
+    entries = [history] if is_stacked else list(history)
     for entry in entries:
         if not isinstance(entry, Mapping):
             raise TypeError(
                 "A history is a list of dicts of numbers, or a dict of arrays, got "
                 f"{entry!r} of type {type(entry).__name__} in it."
             )
-    values = jax.device_get([list(entry.values()) for entry in entries])
-    return [dict(zip(entry, row, strict=True)) for entry, row in zip(entries, values, strict=True)]
+    # In one transfer. JAX would sort dicts.
+    rows = jax.device_get([list(entry.values()) for entry in entries])
+    series: dict[str, tuple[list[int], list[Any]]] = {}
+    for i, (entry, row) in enumerate(zip(entries, rows, strict=True)):
+        for name, value in zip(entry, row, strict=True):
+            steps, values = series.setdefault(name, ([], []))
+            steps.extend(range(len(value)) if is_stacked else [i])
+            values.extend(value if is_stacked else [value])
+    if not any(name != STEP and values for name, (_, values) in series.items()):
+        raise ValueError(
+            "There is nothing to plot: the history is empty. Collect `opt.metrics` in every step; "
+            "`tx.record()` reports norms and hyperparameters."
+        )
+    return {name: (steps, _numbers(name, values)) for name, (steps, values) in series.items()}
 
 
 def _numbers(name: str, values: list[Any]) -> Real[np.ndarray, "steps ..."]:
@@ -273,9 +265,8 @@ def draw_heat_map(figure: "Figure", axes: "Axes", result: Any) -> None:
     from matplotlib.colors import LogNorm
 
     (first, rows), (second, columns), *others = result.grid.items()
-    final = np.where(np.isfinite(result.final), result.final, np.nan)
-    others_axes = tuple(range(2, final.ndim))
-    best_of_others = np.nanmin(np.where(np.isnan(final), np.inf, final), axis=others_axes)
+    final = np.where(np.isfinite(result.final), result.final, np.inf)
+    best_of_others = np.min(final, axis=tuple(range(2, final.ndim)))
     shown = np.ma.masked_invalid(best_of_others)
     norm = LogNorm() if shown.count() and _spreads(shown.compressed()) else None
     image = axes.imshow(shown.T, origin="lower", aspect="auto", cmap="viridis_r", norm=norm)

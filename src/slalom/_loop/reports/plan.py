@@ -1,7 +1,6 @@
 """Predicts the bytes of a model and its optimizer on each device, before any of them exists."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
@@ -15,7 +14,7 @@ from ..._core.protocol.chain import first_link
 from ..._core.protocol.parts import transforms
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.printing import bytes_as_text
-from ...tree.paths import dotted, example, leaf_paths
+from ...tree.paths import example, leaf_paths
 from ...tree.sharding import axis_names, full_spec, num_parts
 from ...tree.types import PyTree, WhereLike
 from ..binding.optimizer import Optimizer
@@ -55,17 +54,20 @@ class Plan:
 
     def __repr__(self) -> str:
         axes = ", ".join(f"{name}={size}" for name, size in self.mesh.items())
-        scratch = "not compiled" if self.scratch is None else bytes_as_text(self.scratch)
-        rows = [
-            ("parameters", bytes_as_text(self.params)),
-            *([("frozen", bytes_as_text(self.frozen))] if self.frozen else []),
-            ("gradients", bytes_as_text(self.grads)),
-            ("state", bytes_as_text(self.state)),
-            *([("system", bytes_as_text(self.system))] if self.system else []),
-            ("scratch", scratch),
-            ("total", bytes_as_text(self.total)),
-        ]
-        lines = (f"{name:<10}  {size:>12}" for name, size in rows)
+        sizes = {
+            "parameters": self.params,
+            "frozen": self.frozen,
+            "gradients": self.grads,
+            "state": self.state,
+            "system": self.system,
+            "scratch": self.scratch,
+            "total": self.total,
+        }
+        lines = (
+            f"{name:<10}  {'not compiled' if size is None else bytes_as_text(size):>12}"
+            for name, size in sizes.items()
+            if size != 0 or name not in ("frozen", "system")
+        )
         return "\n".join([f"per device of a mesh with {axes}:", *lines])
 
 
@@ -128,43 +130,39 @@ def plan(
     leaves, structure = jax.tree.flatten(model)
     paths = leaf_paths(model)
     placed = [_placed(path, leaf, mesh) for path, leaf in zip(paths, leaves, strict=True)]
-    abstract = structure.unflatten(placed)
+    abstract, place_of = structure.unflatten(placed), dict(zip(paths, placed, strict=True))
     opt = Optimizer(tx, abstract, trainable=trainable)
-    arrays = {
-        path: x
-        for path, x in zip(paths, placed, strict=True)
-        if isinstance(x, jax.ShapeDtypeStruct)
-    }
-    trained = [p for p in leaf_paths(example(opt.binding.params)) if p in arrays]
-    params = {path: arrays[path] for path in trained}
-    opt = _opt_placed(opt, params, mesh)
+    params = {path: place_of[path] for path in leaf_paths(example(opt.binding.params))}
+    trained = opt.binding.params.unflatten([*params.values()])
+    opt = _opt_placed(opt, trained, params, mesh)
     if shard_state is not None:
         own, binding, _ = shard(opt.arrays, opt.binding, mesh, shard_state, params)
         opt = Optimizer._from_fields(own, binding)
-    scratch = None
-    if isinstance(mesh, Mesh) and _can_step(opt.transform):
-        scratch = _scratch(opt, abstract, arrays, trained)
-    trained_bytes = bytes_per_device(params.values())
+    bytes_of_params = bytes_per_device(params.values())
     return Plan(
         mesh=dict(mesh.shape),
-        params=trained_bytes,
-        frozen=bytes_per_device(arrays.values()) - trained_bytes,
-        grads=trained_bytes,
+        params=bytes_of_params,
+        frozen=bytes_per_device(filter(_is_shape, placed)) - bytes_of_params,
+        grads=bytes_of_params,
         state=bytes_per_device(jax.tree.leaves(opt)),
-        system=_system(tx, opt.binding.params, arrays),
-        scratch=scratch,
+        system=_system(tx, trained),
+        scratch=_scratch(opt, abstract, trained) if isinstance(mesh, Mesh) else None,
     )
 
 
-def _system(tx: AbstractTransform[Any], structure: Any, sizes: dict[str, Any]) -> int:
+def _is_shape(x: Any) -> bool:
+    return isinstance(x, jax.ShapeDtypeStruct)
+
+
+def _system(tx: AbstractTransform[Any], params: PyTree) -> int:
     """The largest system that a part solves. Systems of different groups do not live together."""
-    found: list[int] = []
+    sizes: list[int] = []
 
     def look(params: PyTree) -> None:
-        found.extend(part.module.system(part.params) for part in transforms(tx, params=params))
+        sizes.extend(part.module.system(part.params) for part in transforms(tx, params=params))
 
-    jax.eval_shape(look, structure.unflatten([sizes[p] for p in leaf_paths(example(structure))]))
-    return max(found, default=0)
+    jax.eval_shape(look, params)
+    return max(sizes, default=0)
 
 
 # --- sizes and shardings ------------------------------------------------------------------------
@@ -172,7 +170,7 @@ def _system(tx: AbstractTransform[Any], structure: Any, sizes: dict[str, Any]) -
 
 def _placed(path: str, leaf: Any, mesh: Mesh | AbstractMesh) -> Any:
     """The shape and dtype of an array of the model, and its sharding on the mesh."""
-    if isinstance(leaf, jax.ShapeDtypeStruct) or tree.is_array(leaf):
+    if _is_shape(leaf) or tree.is_array(leaf):
         shape = np.shape(leaf)
         # JAX may store an array of NumPy in a smaller dtype.
         extended = jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
@@ -212,14 +210,15 @@ def _spec(path: str, leaf: Any, axes: dict[str, int]) -> tuple[Any, ...]:
     return spec
 
 
-def _opt_placed(opt: Optimizer, params: dict[str, Any], mesh: Mesh | AbstractMesh) -> Optimizer:
+def _opt_placed(
+    opt: Optimizer, trained: PyTree, params: dict[str, Any], mesh: Mesh | AbstractMesh
+) -> Optimizer:
     """An optimizer of shapes, with their shardings."""
 
     # While it is traced, a state has the explicit axes of any mesh in its types.
     def shardings_of(transform: AbstractTransform[Any], trained: PyTree) -> PyTree:
         return state_shardings(transform, transform.init(trained), params, mesh)
 
-    trained = opt.binding.params.unflatten([*params.values()])
     shardings = jax.tree.leaves(eqx.filter_eval_shape(shardings_of, opt.transform, trained))
     of_state = dict(zip(map(id, jax.tree.leaves(opt.state)), shardings, strict=True))
 
@@ -233,33 +232,22 @@ def _opt_placed(opt: Optimizer, params: dict[str, Any], mesh: Mesh | AbstractMes
 # --- scratch ------------------------------------------------------------------------------------
 
 
-def _can_step(transform: AbstractTransform[Any]) -> bool:
-    needs = {name for part in transforms(transform) for name in part.module.needs}
-    return needs <= _PASSED and not first_link(transform).per_example
-
-
-def _scratch(
-    opt: Optimizer, model: PyTree, arrays: dict[str, Any], trained: Sequence[str]
-) -> int | None:
+def _scratch(opt: Optimizer, model: PyTree, params: PyTree) -> int | None:
     """The scratch memory of the compiled step on each device, where the backend says it."""
-
-    key_paths, structure = jax.tree_util.tree_flatten_with_path(model)
-    leaves = {dotted(key_path): leaf for key_path, leaf in key_paths}
-    params = {path: arrays[path] for path in trained}
-    others = {path: x for path, x in arrays.items() if path not in params}
-    scalar = jax.ShapeDtypeStruct((), np.float32)
-    key = jax.eval_shape(lambda: jax.random.key(0))
+    needs = {name for part in transforms(opt.transform) for name in part.module.needs}
+    if not needs <= _PASSED or first_link(opt.transform).per_example:
+        return None
+    is_trained = jax.tree.map(lambda x: x is not None, params, is_leaf=lambda x: x is None)
+    others, static = eqx.partition(eqx.filter(model, is_trained, inverse=True), _is_shape)
 
     def step(params: Any, opt: Any, others: Any, grads: Any, value: Any, key: Any) -> Any:
-        filled = {**leaves, **others}
-        whole = structure.unflatten([params.get(path, filled[path]) for path in leaves])
-        tangent = structure.unflatten([grads.get(path) for path in leaves])
-        after, opt = opt.step(whole, tangent, value=value, grad=tangent, key=key)
-        new = dict(zip(leaves, structure.flatten_up_to(after), strict=True))
-        return {path: new[path] for path in params}, opt
+        model = eqx.combine(params, others, static)
+        new, opt = opt.step(model, grads, value=value, grad=grads, key=key)
+        return eqx.filter(new, is_trained), opt
 
     homes = jax.tree.map(lambda x: x.sharding, (params, opt))
     compiled = jax.jit(step, donate_argnums=(0, 1), out_shardings=homes)
-    lowered = compiled.lower(params, opt, others, params, scalar, key)
+    inputs = jax.eval_shape(lambda: (jnp.float32(0), jax.random.key(0)))
+    lowered = compiled.lower(params, opt, others, params, *inputs)
     usage = lowered.compile().memory_analysis()
     return None if usage is None else int(usage.temp_size_in_bytes)

@@ -168,7 +168,7 @@ MUTATIONS = {
     ),
     "state is partitioned along the first dimension that divides": Mutation(
         "_loop/sharding/shard.py",
-        "spec[max(free, key=lambda i: shape[i])] = axis",
+        "spec[max(free, key=lambda i: sizes[i])] = axis",
         "spec[free[0]] = axis",
         "binding/test_shard_state.py binding/test_plan.py",
     ),

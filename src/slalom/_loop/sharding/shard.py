@@ -69,16 +69,16 @@ def shard(
         target = sharding_on(x, mesh)
         slot = places.get(id(x))
         if slot is not None and slot.mark == PARAM_LIKE:
+            is_divided = False
             # A buffer of several parameters, as under `.flatten()`, does not show where they are.
-            before, param = target, slot.param
-            if param is not None and param in paths:
-                before = _restricted(of_params.setdefault(param, target), shapes[slot.leaf])
-                target = _with_axis(before, shapes[slot.leaf], axis)
-            if target is before:
+            if slot.param in paths:
+                home = of_params.setdefault(slot.param, target)
+                target, is_divided = _with_axis(home, shapes[slot.leaf], axis)
+            if not is_divided:
                 whole.append(name)
-            elif param is not None:
+            elif slot.param is not None:
                 partitioned[name] = tuple(target.spec)
-                targets.setdefault(param, target)
+                targets.setdefault(slot.param, target)
         chosen.append(target)
     moved = list(map(_put, leaves, chosen))
     sizes = map(bytes_per_device, (leaves, moved))
@@ -113,27 +113,25 @@ def _check_mesh(mesh: Mesh | AbstractMesh, axis: str) -> None:
         )
 
 
-def _restricted(of_param: NamedSharding, shapes: list[tuple[int, ...]]) -> NamedSharding:
-    """The sharding of a parameter along those axes that its state has, too."""
-    mesh, before = of_param.mesh, full_spec(of_param.spec, min(map(len, shapes)))
-    kept: list[Any] = before[: min(map(len, shapes))]
+def _with_axis(
+    of_param: NamedSharding, shapes: list[tuple[int, ...]], axis: str
+) -> tuple[NamedSharding, bool]:
+    """The sharding of state with these shapes, and whether the axis divides it.
+
+    Like its parameter where it can be, and with the axis along the largest dimension that is free
+    and divisible in all shapes.
+    """
+    mesh, sizes = of_param.mesh, [max(dimension) for dimension in zip(*shapes, strict=True)]
+    spec = full_spec(of_param.spec, len(sizes))[: len(sizes)]
     for shape in shapes:
-        kept = divided(shape, kept, mesh)
-    if kept == before:
-        return of_param
-    return of_param.update(spec=tree.canonical_spec(mesh, kept, len(kept)))
-
-
-def _with_axis(sharding: NamedSharding, shapes: list[tuple[int, ...]], axis: str) -> NamedSharding:
-    """The sharding with the axis along the largest dimension that is free and divisible in all
-    shapes."""
-    shape = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
-    spec = full_spec(sharding.spec, len(shape))
-    used = {name for entry in spec for name in axis_names(entry)}
-    parts = sharding.mesh.shape[axis]
-    free = [i for i, e in enumerate(spec) if e is None and all(s[i] % parts == 0 for s in shapes)]
-    free = [i for i in free if shape[i] > 0]
-    if axis in used or parts == 1 or not free:
-        return sharding
-    spec[max(free, key=lambda i: shape[i])] = axis
-    return sharding.update(spec=tree.canonical_spec(sharding.mesh, spec, len(shape)))
+        spec = divided(shape, spec, mesh)
+    parts, used = mesh.shape[axis], {name for entry in spec for name in axis_names(entry)}
+    free = [
+        i
+        for i, size in enumerate(sizes)
+        if size > 0 and spec[i] is None and all(shape[i] % parts == 0 for shape in shapes)
+    ]
+    is_divided = bool(free) and parts > 1 and axis not in used
+    if is_divided:
+        spec[max(free, key=lambda i: sizes[i])] = axis
+    return of_param.update(spec=tree.canonical_spec(mesh, spec, len(spec))), is_divided

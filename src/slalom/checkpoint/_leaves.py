@@ -23,6 +23,7 @@ from .._loop.binding import binding
 from .._loop.binding.binding import Position, named_arrays, positions
 from .._loop.binding.optimizer import Optimizer
 from .._loop.reports.rebind import Side
+from ..tree.dtypes import is_key
 from ..tree.paths import dotted, example
 from ..tree.types import PyTree, Tracer
 from ._file import Unread, dtype_named
@@ -31,17 +32,21 @@ NUMBERS = (bool, int, float, complex, str)
 """The Python types that are saved. A subclass, such as an enum, is not."""
 
 
-def nodes(root: str, value: PyTree) -> list[tuple[str, Any]]:
-    """The optimizers in a tree and all leaves outside them, by path, in order."""
+def optimizers(root: str, value: PyTree) -> dict[str, Optimizer]:
+    """The optimizers in a tree, by path."""
     pairs = jax.tree_util.tree_leaves_with_path(value, is_leaf=lambda x: isinstance(x, Optimizer))
-    return [(".".join(filter(None, (root, dotted(path)))), node) for path, node in pairs]
+    return {_joined(root, dotted(path)): x for path, x in pairs if isinstance(x, Optimizer)}
+
+
+def _joined(root: str, path: str) -> str:
+    return f"{root}.{path}" if path else root
 
 
 def named_leaves(root: str, value: PyTree) -> list[tuple[str, Any]]:
     """Every leaf of a tree with a name of its own, in order."""
     named: dict[str, Any] = {}
     for path, leaf in binding.named_leaves(value):
-        named[binding.free_name(".".join(filter(None, (root, path))), named)] = leaf
+        named[binding.free_name(_joined(root, path), named)] = leaf
     return [*named.items()]
 
 
@@ -104,11 +109,6 @@ def _has_values(x: Any) -> bool:
     return not isinstance(x, type) and (hasattr(x, "__array__") or hasattr(x, "state_dict"))
 
 
-def is_key(x: Any) -> bool:
-    """Whether `x` is an array of typed PRNG keys, or stands for one."""
-    return not isinstance(x, np.ndarray) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
 def shape_of(x: Any) -> tuple[int, ...] | None:
     """The shape of an array, read or not, or of a stand-in for one; `None` for anything else."""
     return tuple(x.shape) if hasattr(x, "shape") else None
@@ -123,7 +123,7 @@ def kind(x: Any) -> str:
         return x.codec if isinstance(x.codec, str) else repr(x.codec)
     if shape_of(x) is None:
         return f"a Python {type(x).__name__}"
-    if not is_key(x):
+    if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return x.dtype.name
     if isinstance(x, jax.ShapeDtypeStruct):
         # `jax.random.key_impl` takes no abstract keys.
@@ -188,7 +188,7 @@ def to_host(leaves: Mapping[str, Any], copy: bool) -> tuple[dict[str, np.ndarray
 
 def raw(x: Any) -> Any:
     """An array, or the raw data of keys."""
-    return jax.random.key_data(x) if shape_of(x) is not None and is_key(x) else x
+    return jax.random.key_data(x) if is_key(x) else x
 
 
 # --- and back -------------------------------------------------------------------------------
@@ -237,7 +237,8 @@ def layout_of(opt: Optimizer, start: str) -> StateLayout:
         return jax.tree.map(lambda i: names[i] if isinstance(i, Position) else None, leaf)
 
     of_state = Side.of(transform, state, example(opt.binding.params))
-    rules = Side.at(rule_slots(transform), jax.tree.leaves(transform), of_state.params)
+    of_rules = zip(rule_slots(transform), jax.tree.leaves(transform), strict=True)
+    rules = Side.at(of_rules, of_state.params)
     return {"rules": rules.mapped(named), "state": of_state.mapped(named)}
 
 
@@ -246,10 +247,7 @@ def layout_of(opt: Optimizer, start: str) -> StateLayout:
 
 def layout_to_json(layout: StateLayout) -> dict[str, Any]:
     """A layout as JSON."""
-    parts = {
-        part: [_leaf_to_json(*pair) for pair in zip(side.places, side.leaves, strict=True)]
-        for part, side in layout.items()
-    }
+    parts = {part: [_leaf_to_json(*x) for x in side.pairs] for part, side in layout.items()}
     return {"params": layout["state"].params} | parts
 
 
@@ -272,12 +270,9 @@ def layout_from_json(entries: Mapping[str, Any], start: str) -> StateLayout:
     Raises an error for anything else.
     """
     params = [_text(x) for x in entries["params"]]
-    parts = {
-        part: [_leaf_from_json(x, start) for x in entries[part]] for part in ("rules", "state")
-    }
     return {
-        part: Side.at([slot for slot, _ in pairs], [names for _, names in pairs], params)
-        for part, pairs in parts.items()
+        part: Side.at([_leaf_from_json(x, start) for x in entries[part]], params)
+        for part in ("rules", "state")
     }
 
 
@@ -310,11 +305,6 @@ def _text(x: Any) -> str:
 
 
 # --- the values of a leaf -------------------------------------------------------------------
-
-
-def has_all(names: Any, arrays: Mapping[str, Any]) -> bool:
-    """Whether there are all arrays of a leaf of a layout."""
-    return all(name in arrays for name in jax.tree.leaves(names))
 
 
 def filled(names: Any, arrays: Mapping[str, Any], codec_of: Mapping[str, Any]) -> Any:

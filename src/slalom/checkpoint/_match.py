@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._core.engine.encoded import is_encoded
-from .._core.state.slots import Slot
 from .._core.text.messages import warn
 from .._core.text.printing import shortest
 from .._loop.binding.binding import named_arrays
@@ -21,12 +20,11 @@ from ._leaves import (
     StateLayout,
     difference,
     filled,
-    has_all,
     is_decodable,
     kind,
     layout_of,
     named_leaves,
-    nodes,
+    optimizers,
     placed,
     raw,
     read,
@@ -123,32 +121,26 @@ def assemble(
     if strict and not report.fits:
         saved = dict.fromkeys(name.partition(".")[0] for name in (*source.items, *source.others))
         raise MismatchError(mismatch(report, source.where, [*templates], [*saved]))
+
+    def new(name: str, leaf: Any) -> Any:
+        if name in findings.values:
+            return placed(findings.values[name], leaf)
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            raise MismatchError(
+                f"{source.where} has nothing that fits '{name}', and the program has no value for "
+                "it: it is abstract. Pass a model and an optimizer with arrays."
+            )
+        return leaf
+
     # Nothing large has been read so far. Now each array is read and put on its devices in turn.
-    trees = {
-        root: jax.tree.structure(template).unflatten(
-            placed(findings.values[name], leaf) if name in findings.values else leaf
-            for name, leaf in named_leaves(root, template)
-        )
-        for root, template in templates.items()
-    }
-    _check_concrete(trees, source.where)
+    loaded = Loaded(
+        (root, jax.tree.structure(x).unflatten(new(*pair) for pair in named_leaves(root, x)))
+        for root, x in templates.items()
+    )
     if report.hyperparams:
         warn(other_hyperparams(report, source.where))
-    loaded = Loaded(trees)
     loaded.report = report
     return loaded
-
-
-def _check_concrete(trees: Mapping[str, PyTree], where: str) -> None:
-    """Raises an error for abstract leaves that got no value."""
-    for root, tree in trees.items():
-        named = named_leaves(root, tree)
-        left = [name for name, x in named if isinstance(x, jax.ShapeDtypeStruct)]
-        if left:
-            raise MismatchError(
-                f"{where} has nothing that fits '{left[0]}', and the program has no value for it: "
-                "it is abstract. Pass a model and an optimizer with arrays."
-            )
 
 
 def _compare(
@@ -162,10 +154,9 @@ def _compare(
                 f"'{name}' is being traced: a checkpoint cannot be loaded inside a function that "
                 "JAX transforms. Load it first, and pass what it holds."
             )
-    for path, node in nodes(root, template):
-        if isinstance(node, Optimizer):
-            for name in _compare_optimizers(path, node, source, take_hyperparams, findings):
-                leaves.pop(name, None)
+    for path, opt in optimizers(root, template).items():
+        for name in _compare_optimizers(path, opt, source, take_hyperparams, findings):
+            leaves.pop(name, None)
     for name, leaf in leaves.items():
         findings.take_if_alike(name, leaf, source.items.get(name))
     findings.used.update(leaves)
@@ -205,7 +196,9 @@ def _compare_optimizers(
     by_name = opt.arrays.count.ndim > 0 or bool(shape_of(count))
 
     def pair(part: str) -> _Pair:
-        full = saved[part].mapped(lambda x: x if has_all(x, source.items) else None)
+        full = saved[part].mapped(
+            lambda x: x if all(name in source.items for name in jax.tree.leaves(x)) else None
+        )
         old = full.mapped(lambda x: filled(x, source.items, codecs))
         new = program[part].mapped(lambda x: filled(x, arrays, codecs))
         for side in (new, old):
@@ -254,7 +247,8 @@ def _compare_states(path: str, state: _Pair, count: Any, findings: _Findings) ->
     for i, (slot, leaf) in enumerate(zip(program.places, new.leaves, strict=True)):
         names, name = jax.tree.leaves(program.leaves[i]), f"{path}.{slot.name}"
         value = values.get(i)
-        siblings = [j for j in old.entries if _by_rule(saved.places[j]) == _by_rule(slot)]
+        kind_of = slot.rule, slot.local
+        siblings = [j for j in old.entries if (old.places[j].rule, old.places[j].local) == kind_of]
         if i in moved.gathered:
             findings.take(names, [moved.gathered[i]])
         elif value is not None and _is_same_form(value, leaf):
@@ -264,7 +258,12 @@ def _compare_states(path: str, state: _Pair, count: Any, findings: _Findings) ->
             findings.take(names, jax.tree.leaves(recoded))
             findings.note("recoded", name)
         elif i in moved.origins:
-            _keep(name, names, leaf, old.leaves[moved.origins[i]], findings)
+            value = old.leaves[moved.origins[i]]
+            if _can_follow(value, leaf):
+                findings.note("restarted", name)
+            elif not findings.differ(names[0], leaf, value):
+                # One codec may have made other arrays of a leaf in another version.
+                findings.notes["retyped"][names[0]] = _arrays(value), _arrays(leaf)
         elif i in new.entries and siblings:
             # The ages of means that all start anew.
             findings.note("restarted", name)
@@ -276,19 +275,6 @@ def _compare_states(path: str, state: _Pair, count: Any, findings: _Findings) ->
             findings.values[names[0]] = _concrete(leaf)
     used.update(j for j, slot in enumerate(saved.places) if slot.rule == Store.__name__)
     findings.used.update(name for j in used for name in jax.tree.leaves(saved.leaves[j]))
-
-
-def _by_rule(slot: Slot) -> tuple[str, str]:
-    return slot.rule, slot.local
-
-
-def _keep(name: str, names: list[str], leaf: Any, value: Any, findings: _Findings) -> None:
-    """Notes why a leaf does not take the value of its counterpart."""
-    if _can_follow(value, leaf):
-        findings.note("restarted", name)
-    elif not findings.differ(names[0], leaf, value):
-        # One codec may have made other arrays of a leaf in another version.
-        findings.notes["retyped"][names[0]] = _arrays(value), _arrays(leaf)
 
 
 def _arrays(leaf: Any) -> str:

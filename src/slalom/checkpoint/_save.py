@@ -1,7 +1,6 @@
 """Saves trees, and the layouts of optimizers, to one file, also in the background."""
 
 import atexit
-import functools
 import importlib.metadata
 import json
 import os
@@ -17,7 +16,15 @@ from .._loop.binding.optimizer import Optimizer
 from .._loop.binding.stepping import check_readable
 from ..tree.types import PyTree
 from . import _file
-from ._leaves import NUMBERS, check_savable, layout_of, layout_to_json, nodes, saved_leaves, to_host
+from ._leaves import (
+    NUMBERS,
+    check_savable,
+    layout_of,
+    layout_to_json,
+    optimizers,
+    saved_leaves,
+    to_host,
+)
 
 
 class Saving:
@@ -231,25 +238,20 @@ def start(
     # Joined to the current directory now: it may be another one when the file is written.
     path = Path(os.path.abspath(path))
     wait_for_saves(path)
-    leaves, values, layouts = {}, {}, {}
-    for root, value in trees.items():
-        for name, node in nodes(root, value):
-            if isinstance(node, Optimizer):
-                check_readable(node)
-                layouts[name] = node
-        for name, leaf in saved_leaves(root, value).items():
-            (values if type(leaf) in NUMBERS else leaves)[name] = leaf
-    for name in (*leaves, *values):
+    opts = {name: opt for root, x in trees.items() for name, opt in optimizers(root, x).items()}
+    for opt in opts.values():
+        check_readable(opt)
+    items = to_dict(**trees)
+    for name in items:
         _file.check_name(name)
+    values = {name: x for name, x in items.items() if type(x) in NUMBERS}
+    leaves = {name: x for name, x in items.items() if name not in values}
     check_savable(leaves)
     arrays, dtypes = to_host(leaves, copy=background)
-    header = _header(trees, layouts)
-    write = functools.partial(
-        _file.write, path, arrays, dtypes=dtypes, values=values, header=header
-    )
+    header = _header(trees, opts)
 
     def work() -> None:
-        write()
+        _file.write(path, arrays, dtypes=dtypes, values=values, header=header)
         then()
 
     return Saving(path, work, background)

@@ -38,10 +38,14 @@ class Side(NamedTuple):
         paths = leaf_paths(params)
         leaves, structure = jax.tree.flatten(state, is_leaf=is_encoded)
         places = slots(transform, structure.unflatten(range(len(leaves))), paths)
-        return cls.at(places, leaves, paths)
+        return cls.at(zip(places, leaves, strict=True), paths)
 
     @classmethod
-    def at(cls, places: list[Slot], leaves: list[Any], params: list[str]) -> "Side":
+    def at(cls, pairs: Iterable[tuple[Slot, Any]], params: list[str]) -> "Side":
+        places, leaves = [], []
+        for slot, leaf in pairs:
+            places.append(slot)
+            leaves.append(leaf)
         owners = {s.node for s in places if s.param is not None}
         entries = (i for i, s in enumerate(places) if s.mark == PER_LEAF and s.node in owners)
         return cls(places, leaves, params, frozenset(entries))
@@ -53,9 +57,8 @@ class Side(NamedTuple):
 
     def mapped(self, function: Callable[[Any], Any]) -> "Side":
         """The side with other values, without those leaves for which the function gives `None`."""
-        leaves = [*map(function, self.leaves)]
-        places = [slot for slot, x in zip(self.places, leaves, strict=True) if x is not None]
-        return Side.at(places, [x for x in leaves if x is not None], self.params)
+        pairs = ((slot, function(leaf)) for slot, leaf in self.pairs)
+        return Side.at((pair for pair in pairs if pair[1] is not None), self.params)
 
 
 class Transfer(NamedTuple):

@@ -25,7 +25,7 @@ from .._loop.binding.optimizer import Optimizer
 from .._loop.reports.rebind import Side
 from ..tree.dtypes import is_key
 from ..tree.paths import dotted, example
-from ..tree.types import PyTree, Tracer
+from ..tree.types import PyTree
 from ._file import Unread, dtype_named
 
 NUMBERS = (bool, int, float, complex, str)
@@ -142,56 +142,38 @@ def difference(theirs: Any, ours: Any) -> tuple[str, tuple[str, str]] | None:
     return None if kinds[0] == kinds[1] else ("retyped", kinds)
 
 
-# --- to the host ----------------------------------------------------------------------------
+def can_follow(old: Any, new: Any) -> bool:
+    """Whether the value of an old leaf can be stored as the new one."""
+    if is_same_form(old, new):
+        return True
+    if shape_of(old) != shape_of(new) or shape_of(old) is None:
+        return False
+    if is_encoded(old) and not is_decodable(old):
+        return False
+    before, after = (x.dtype.name if is_encoded(x) else kind(x) for x in (old, new))
+    if before == after:
+        return True
+    if "key<" in before + after:
+        return False
+    families = jnp.floating, jnp.complexfloating
+    return any(all(jnp.issubdtype(x, f) for x in (before, after)) for f in families)
 
 
-def check_savable(leaves: Mapping[str, Any]) -> None:
-    """Raises an error for arrays whose values this process cannot read."""
-    for name, x in leaves.items():
-        if isinstance(x, Tracer):
-            raise TypeError(
-                f"'{name}' is being traced: a checkpoint cannot be saved inside a function that "
-                "JAX transforms. Save what the compiled function returns."
-            )
-        if isinstance(x, jax.ShapeDtypeStruct):
-            raise TypeError(f"'{name}' is abstract: it has a shape, but no values to save.")
-        if not isinstance(x, jax.Array):
-            continue
-        if x.is_deleted():
-            raise ValueError(
-                f"'{name}' was donated to a training step, so it can no longer be saved. Save the "
-                "model and the optimizer that the step returned."
-            )
-        if not (x.is_fully_addressable or x.is_fully_replicated):
-            raise ValueError(
-                f"'{name}' is spread over several processes, and this process has only a part of "
-                "it. Save `sl.checkpoint.to_dict(model=model, opt=opt)` with Orbax."
-            )
+def is_same_form(old: Any, new: Any) -> bool:
+    """Whether the arrays of one leaf can replace those of another."""
+    if is_encoded(old) and is_encoded(new):
+        return old.form == new.form and _alike(old.arrays, new.arrays)
+    return is_encoded(old) == is_encoded(new) and difference(old, new) is None
 
 
-def to_host(leaves: Mapping[str, Any], copy: bool) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """NumPy arrays, and the dtypes of arrays that stand for another one.
-
-    **Arguments:**
-
-    - `leaves`: arrays by name.
-    - `copy`: whether the result must stay valid when the arrays are donated or changed.
-    """
-    kinds = {name: kind(x) for name, x in leaves.items() if is_key(x)}
-    arrays = {name: raw(x) for name, x in leaves.items()}
-    for x in arrays.values():
-        if isinstance(x, jax.Array):
-            x.copy_to_host_async()
-    # On the CPU, `np.asarray` shows the memory of the array itself.
-    return {name: np.array(x, copy=copy or None) for name, x in arrays.items()}, kinds
+def _alike(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether there are arrays of the same shapes and dtypes under the same names."""
+    return old.keys() == new.keys() and all(difference(old[n], x) is None for n, x in new.items())
 
 
 def raw(x: Any) -> Any:
     """An array, or the raw data of keys."""
     return jax.random.key_data(x) if is_key(x) else x
-
-
-# --- and back -------------------------------------------------------------------------------
 
 
 def placed(value: Any, like: Any) -> Any:
@@ -355,11 +337,9 @@ def is_decodable(leaf: Encoded) -> bool:
         return False
     try:
         like = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-        expected = jax.eval_shape(leaf.encode, like).arrays
+        return _alike(leaf.arrays, jax.eval_shape(leaf.encode, like).arrays)
     except (TypeError, ValueError):
         return False
-    same = expected.keys() == leaf.arrays.keys()
-    return same and all(difference(leaf.arrays[n], x) is None for n, x in expected.items())
 
 
 def _codec(code: str) -> Any:

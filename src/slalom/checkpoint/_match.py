@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._core.engine.encoded import is_encoded
-from .._core.text.messages import warn
+from .._core.text.messages import listed, report, warn
 from .._core.text.printing import shortest
 from .._loop.binding.binding import named_arrays
 from .._loop.binding.optimizer import Optimizer
@@ -18,9 +18,10 @@ from ..tree.types import PyTree, Tracer
 from ..wrappers.scope.store import Store
 from ._leaves import (
     StateLayout,
+    can_follow,
     difference,
     filled,
-    is_decodable,
+    is_same_form,
     kind,
     layout_of,
     named_leaves,
@@ -31,7 +32,46 @@ from ._leaves import (
     saved_leaves,
     shape_of,
 )
-from ._report import MismatchError, Report, mismatch, other_hyperparams
+
+
+class MismatchError(ValueError):
+    """A checkpoint that does not fit the program that loads it."""
+
+    __module__ = "slalom.checkpoint"  # as it is shown when it is raised
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Report:
+    """A report of loading a checkpoint, by path."""
+
+    loaded: tuple[str, ...]
+    """Values from the checkpoint, by their names in the program."""
+    missing: tuple[str, ...]
+    """Values of the program that have no match in the checkpoint, and stay as they are."""
+    unexpected: tuple[str, ...]
+    """Names that only the checkpoint has."""
+    reshaped: Mapping[str, tuple[str, str]]
+    """Names with another shape in the file than in the program, whose value stays."""
+    retyped: Mapping[str, tuple[str, str]]
+    """Names with another dtype or type, likewise."""
+    restarted: tuple[str, ...]
+    """State of the optimizer that would fit, but keeps the program's value, because other state of
+    the same parameter does not fit: means of different ages would be far too large or too small."""
+    recoded: tuple[str, ...]
+    """State of the optimizer that was loaded, and is in another codec or dtype than in the file."""
+    hyperparams: Mapping[str, tuple[str, str]]
+    """Hyperparameters with another value: likewise. Empty with `hyperparams="file"`."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the checkpoint fits the program, up to values of hyperparameters, and codecs and
+        dtypes of state."""
+        return not (self.missing or self.unexpected or self.reshaped or self.retyped)
+
+    def __repr__(self) -> str:
+        fields = vars(self).items()
+        items = {name: _differences(x) if isinstance(x, Mapping) else x for name, x in fields}
+        return report(items, rare=("restarted", "recoded"))
 
 
 class Source(NamedTuple):
@@ -120,7 +160,7 @@ def assemble(
     report = findings.report()
     if strict and not report.fits:
         saved = dict.fromkeys(name.partition(".")[0] for name in (*source.items, *source.others))
-        raise MismatchError(mismatch(report, source.where, [*templates], [*saved]))
+        raise MismatchError(_mismatch(report, source.where, [*templates], [*saved]))
 
     def new(name: str, leaf: Any) -> Any:
         if name in findings.values:
@@ -138,7 +178,7 @@ def assemble(
         for root, x in templates.items()
     )
     if report.hyperparams:
-        warn(other_hyperparams(report, source.where))
+        warn(_other_hyperparams(report, source.where))
     loaded.report = report
     return loaded
 
@@ -205,7 +245,7 @@ def _compare_optimizers(
             for i in side.entries:
                 # Ages are put together from single entries.
                 side.leaves[i] = _concrete(side.leaves[i])
-        by = _by_name(program[part], new, full, old) if by_name else transfer(old, new, _can_follow)
+        by = _by_name(program[part], new, full, old) if by_name else transfer(old, new, can_follow)
         return _Pair(program[part], new, full, old, by)
 
     _compare_rules(pair("rules"), take_hyperparams, findings)
@@ -222,7 +262,7 @@ def _by_name(program: Side, new: Side, saved: Side, old: Side) -> Transfer:
     position_of = {tuple(jax.tree.leaves(names)): j for j, names in enumerate(saved.leaves)}
     keys = (tuple(jax.tree.leaves(names)) for names in program.leaves)
     origins = {i: position_of[key] for i, key in enumerate(keys) if key in position_of}
-    fits = {i: j for i, j in origins.items() if _can_follow(old.leaves[j], new.leaves[i])}
+    fits = {i: j for i, j in origins.items() if can_follow(old.leaves[j], new.leaves[i])}
     return Transfer(origins, fits, {}, {}, {*fits.values()})
 
 
@@ -239,6 +279,17 @@ def _compare_rules(rules: _Pair, take_hyperparams: bool, findings: _Findings) ->
     findings.used.update(rules.saved.leaves[j] for j in used)
 
 
+def _is_equal(value: Any, leaf: Any) -> bool:
+    if difference(value, leaf) is not None:
+        return False
+    theirs, ours = (np.asarray(raw(read(x))) for x in (value, leaf))
+    return theirs.tobytes() == ours.tobytes()
+
+
+def _number(x: Any) -> str:
+    return shortest(raw(read(x)))
+
+
 def _compare_states(path: str, state: _Pair, count: Any, findings: _Findings) -> None:
     program, new, saved, old, moved = state
     clocks = {i: count if j is None else old.leaves[j] for i, j in moved.clocks.items()}
@@ -251,15 +302,15 @@ def _compare_states(path: str, state: _Pair, count: Any, findings: _Findings) ->
         siblings = [j for j in old.entries if (old.places[j].rule, old.places[j].local) == kind_of]
         if i in moved.gathered:
             findings.take(names, [moved.gathered[i]])
-        elif value is not None and _is_same_form(value, leaf):
+        elif value is not None and is_same_form(value, leaf):
             findings.take(names, jax.tree.leaves(value))
-        elif value is not None and _can_follow(value, leaf):
+        elif value is not None and can_follow(value, leaf):
             recoded = in_form_of(leaf, jax.tree.map(jnp.asarray, read(value)))
             findings.take(names, jax.tree.leaves(recoded))
             findings.note("recoded", name)
         elif i in moved.origins:
             value = old.leaves[moved.origins[i]]
-            if _can_follow(value, leaf):
+            if can_follow(value, leaf):
                 findings.note("restarted", name)
             elif not findings.differ(names[0], leaf, value):
                 # One codec may have made other arrays of a leaf in another version.
@@ -282,40 +333,45 @@ def _arrays(leaf: Any) -> str:
     return f"{kind(leaf)} with " + ", ".join(f"{n} {kind(x)}{list(x.shape)}" for n, x in arrays)
 
 
-# --- forms of leaves -----------------------------------------------------------------------
+# --- messages -------------------------------------------------------------------------------
 
 
-def _can_follow(old: Any, new: Any) -> bool:
-    """Whether the value of an old leaf can be stored as the new one."""
-    if _is_same_form(old, new):
-        return True
-    if shape_of(old) != shape_of(new) or shape_of(old) is None:
-        return False
-    if is_encoded(old) and not is_decodable(old):
-        return False
-    before, after = (x.dtype.name if is_encoded(x) else kind(x) for x in (old, new))
-    if before == after:
-        return True
-    if "key<" in before + after:
-        return False
-    families = jnp.floating, jnp.complexfloating
-    return any(all(jnp.issubdtype(x, f) for x in (before, after)) for f in families)
+def _differences(changes: Mapping[str, tuple[str, str]]) -> list[str]:
+    """Both values of each item in words."""
+    return [
+        f"{name} is {theirs} in the file and {ours} here"
+        for name, (theirs, ours) in changes.items()
+    ]
 
 
-def _is_same_form(old: Any, new: Any) -> bool:
-    """Whether the arrays of one leaf can replace those of another."""
-    if not (is_encoded(old) and is_encoded(new)):
-        return not is_encoded(old) and not is_encoded(new) and difference(old, new) is None
-    same = old.form == new.form and old.arrays.keys() == new.arrays.keys()
-    return same and all(difference(old.arrays[n], x) is None for n, x in new.arrays.items())
+def _mismatch(report: Report, where: str, asked: list[str], saved: list[str]) -> str:
+    """The message for a checkpoint that does not fit.
+
+    **Arguments:**
+
+    - `report`: the differences.
+    - `where`: the checkpoint, at the start of a sentence.
+    - `asked`, `saved`: the keywords of the program, and those in the checkpoint.
+    """
+    lines = {
+        "only in the program": list(report.missing),
+        "only in the file": list(report.unexpected),
+        "other shapes": _differences(report.reshaped),
+        "other dtypes": _differences(report.retyped),
+    }
+    text = "".join(f"\n  {what}: {listed(items, 8)}" for what, items in lines.items() if items)
+    if {name.partition(".")[0] for name in report.missing} & {*asked} - {*saved}:
+        text += f"\nIt was saved with the keywords {', '.join(saved)}: load it with the same."
+    return (
+        f"{where} does not fit this program:{text}\nPass the same model and optimizer as when it "
+        "was saved, or `strict=False` to load what fits and keep the program's values for the rest."
+    )
 
 
-def _is_equal(value: Any, leaf: Any) -> bool:
-    if difference(value, leaf) is not None:
-        return False
-    theirs, ours = (np.asarray(raw(read(x))) for x in (value, leaf))
-    return theirs.tobytes() == ours.tobytes()
-
-
-def _number(x: Any) -> str:
-    return shortest(raw(read(x)))
+def _other_hyperparams(report: Report, where: str) -> str:
+    """The warning for hyperparameters that differ."""
+    return (
+        f"{where} has other hyperparameters, and those of the program are kept: "
+        f"{listed(_differences(report.hyperparams), 8)}. To continue with those of the file, pass "
+        '`hyperparams="file"`.'
+    )

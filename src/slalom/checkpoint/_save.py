@@ -11,20 +11,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+
 from .._core.text.messages import PACKAGE, advise_positions
 from .._loop.binding.optimizer import Optimizer
 from .._loop.binding.stepping import check_readable
-from ..tree.types import PyTree
+from ..tree.dtypes import is_key
+from ..tree.types import PyTree, Tracer
 from . import _file
-from ._leaves import (
-    NUMBERS,
-    check_savable,
-    layout_of,
-    layout_to_json,
-    optimizers,
-    saved_leaves,
-    to_host,
-)
+from ._leaves import NUMBERS, kind, layout_of, layout_to_json, optimizers, raw, saved_leaves
 
 
 class Saving:
@@ -246,8 +242,8 @@ def start(
         _file.check_name(name)
     values = {name: x for name, x in items.items() if type(x) in NUMBERS}
     leaves = {name: x for name, x in items.items() if name not in values}
-    check_savable(leaves)
-    arrays, dtypes = to_host(leaves, copy=background)
+    _check_savable(leaves)
+    arrays, dtypes = _to_host(leaves, copy=background)
     header = _header(trees, opts)
 
     def work() -> None:
@@ -276,3 +272,47 @@ def _header(trees: Mapping[str, PyTree], optimizers: Mapping[str, Optimizer]) ->
         "optimizer": text(repr),
         "layouts": json.dumps({p: layout_to_json(layout_of(x, "")) for p, x in optimizers.items()}),
     }
+
+
+# --- to the host ----------------------------------------------------------------------------
+
+
+def _check_savable(leaves: Mapping[str, Any]) -> None:
+    """Raises an error for arrays whose values this process cannot read."""
+    for name, x in leaves.items():
+        if isinstance(x, Tracer):
+            raise TypeError(
+                f"'{name}' is being traced: a checkpoint cannot be saved inside a function that "
+                "JAX transforms. Save what the compiled function returns."
+            )
+        if isinstance(x, jax.ShapeDtypeStruct):
+            raise TypeError(f"'{name}' is abstract: it has a shape, but no values to save.")
+        if not isinstance(x, jax.Array):
+            continue
+        if x.is_deleted():
+            raise ValueError(
+                f"'{name}' was donated to a training step, so it can no longer be saved. Save the "
+                "model and the optimizer that the step returned."
+            )
+        if not (x.is_fully_addressable or x.is_fully_replicated):
+            raise ValueError(
+                f"'{name}' is spread over several processes, and this process has only a part of "
+                "it. Save `sl.checkpoint.to_dict(model=model, opt=opt)` with Orbax."
+            )
+
+
+def _to_host(leaves: Mapping[str, Any], copy: bool) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """NumPy arrays, and the dtypes of arrays that stand for another one.
+
+    **Arguments:**
+
+    - `leaves`: arrays by name.
+    - `copy`: whether the result must stay valid when the arrays are donated or changed.
+    """
+    kinds = {name: kind(x) for name, x in leaves.items() if is_key(x)}
+    arrays = {name: raw(x) for name, x in leaves.items()}
+    for x in arrays.values():
+        if isinstance(x, jax.Array):
+            x.copy_to_host_async()
+    # On the CPU, `np.asarray` shows the memory of the array itself.
+    return {name: np.array(x, copy=copy or None) for name, x in arrays.items()}, kinds

@@ -148,10 +148,6 @@ with _checked:
     from .rules.matrices.orthogonalize import Orthogonalize as Orthogonalize, muon as muon
     from .rules.matrices.shampoo import ScaleByShampoo as ScaleByShampoo, shampoo as shampoo
     from .rules.matrices.soap import ScaleBySoap as ScaleBySoap, soap as soap
-    from .rules.matrices.unitwise import (
-        AdaptiveGradClip as AdaptiveGradClip,
-        UnitwiseClip as UnitwiseClip,
-    )
     from .rules.measuring.check_finite import CheckFinite as CheckFinite
     from .rules.measuring.monitor import (
         MeasureWithEma as MeasureWithEma,
@@ -196,9 +192,11 @@ with _checked:
     )
     from .rules.shaping.cautious import Cautious as Cautious
     from .rules.shaping.clip import (
+        AdaptiveGradClip as AdaptiveGradClip,
         Clip as Clip,
         ClipByBlockRms as ClipByBlockRms,
         ClipByGlobalNorm as ClipByGlobalNorm,
+        UnitwiseClip as UnitwiseClip,
         ZClip as ZClip,
     )
     from .rules.shaping.constrain import (

@@ -7,7 +7,8 @@ is given matrices.
 """
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -18,17 +19,20 @@ from .._core.text.messages import warn
 from .._core.text.printing import public_name
 from ..tree.paths import leaf_paths
 from ..tree.types import Params
-from ..where.layout import HEADS, Layout, layouts
+from ..where.layout import HEADS, Layout, LayoutLike, Matrix, layouts
 from ..where.resolve import Cases
 from ..where.selectors import path as path_, type as type_
+from ._base import AbstractRule, State
 
 # --- matrices -------------------------------------------------------------------------------
 
 
-def matrices_as_text(rule: object, params: Params) -> tuple[str | None, ...]:
+def matrices_as_text(
+    rule: object, params: Params, text: Callable[[Matrix], str] = str
+) -> tuple[str | None, ...]:
     """The matrices of each leaf for `opt.describe`, such as `"12 of 64 × 32"`."""
     views = matrices_or_none(rule, params)
-    return tuple(None if matrix is None else str(matrix) for matrix in views)
+    return tuple(None if matrix is None else text(matrix) for matrix in views)
 
 
 def _layouts(rule: Any, params: Params) -> tuple[Layout, ...]:
@@ -64,6 +68,21 @@ def scale_of(scale: str | None, rows: int, columns: int, rank: int | None = None
 
 
 # --- units and factors ----------------------------------------------------------------------
+
+
+class AbstractByLayout(AbstractRule[State]):
+    """A rule whose `plans` read layouts, and raise an error for an array without a meaning."""
+
+    layout: eqx.AbstractVar[LayoutLike]
+
+    over: ClassVar[str] = "leaf"
+    keeps_zeros: ClassVar[bool] = True
+
+    def init(self, params: Params) -> State:
+        state = super().init(params)
+        self.plans(params)
+        warn_guessed(self, params)
+        return state
 
 
 def unit_axes(rule: object, params: Params) -> tuple[tuple[int, ...], ...]:
@@ -136,19 +155,24 @@ def _known_layouts(rule: object, params: Params, what: str) -> tuple[Layout, ...
 
 def warn_guessed(rule: object, params: Params) -> None:
     """Warns about modules whose layout the rule has to guess."""
-    who = type(rule).__name__
     for path, layout in zip(leaf_paths(params), _layouts(rule, params), strict=True):
-        if layout.module is not None and layout.axes("i"):
-            name = path.rpartition(".")[2]
-            letters = "".join(letter for letter, _ in layout.letters or ())
-            warn(
-                f"{who} does not know how {layout.module} stores '{path}', and assumes, as Optax "
-                f"does, the layout {letters!r}: inputs before outputs. Equinox's own layers store "
-                "outputs first. To state the layout and silence this warning, write "
-                f"`__layout__ = {{{name!r}: {letters!r}}}` into the class {layout.module}, or "
-                f"`{public_name(type(rule))}(..., layout={{sl.where.type({layout.module}): "
-                f"{letters!r}}})`."
-            )
+        if layout.axes("i"):
+            warn_if_guessed(type(rule).__name__, public_name(type(rule)), path, layout)
+
+
+def warn_if_guessed(who: str, code: str, path: str, layout: Layout) -> None:
+    """Warns about a module whose layout is guessed, and says what to write, also in this call."""
+    if layout.module is None:
+        return
+    name = path.rpartition(".")[2]
+    letters = "".join(letter for letter, _ in layout.letters or ())
+    warn(
+        f"{who} does not know how {layout.module} stores '{path}', and assumes, as Optax does, the "
+        f"layout {letters!r}: inputs before outputs. Equinox's own layers store outputs first. To "
+        "state the layout and silence this warning, write `__layout__ = "
+        f"{{{name!r}: {letters!r}}}` into the class {layout.module}, or `{code}(..., "
+        f"layout={{sl.where.type({layout.module}): {letters!r}}})`."
+    )
 
 
 def factored_axes(

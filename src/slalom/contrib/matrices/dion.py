@@ -11,11 +11,11 @@ import numpy as np
 from jaxtyping import Array, Inexact, PyTree
 
 from ... import fields, tree
-from ..._core.engine.matrices import matrices, matrices_or_none
+from ..._core.engine.matrices import matrices
 from ..._core.fields.declare import checked_field
 from ..._core.fields.keys import AbstractKeyed, key_field
 from ...rules._base import AbstractRule, AbstractTransform, advise_keywords
-from ...rules._layout import check_scale, scale_of, warn_guessed
+from ...rules._layout import check_scale, matrices_as_text, scale_of, warn_guessed
 from ...rules.matrices._orthonormal import adjoint, first_shift, products_and_factor, times_adjoint
 from ...rules.matrices._routing import chosen, descent, rate_beside_muon, with_adam_elsewhere
 from ...rules.momentum.momentum import first_moment
@@ -155,12 +155,9 @@ class ScaleByDion(AbstractKeyed, AbstractRule[ScaleByDionState]):
     # --- traits -----------------------------------------------------------------------------
 
     def notes(self, params: Params) -> tuple[str | None, ...]:
-        def note(matrix: Matrix | None) -> str | None:
-            if matrix is None:
-                return None
-            return f"{matrix} at rank {self.rank(matrix.rows, matrix.columns)}"
-
-        return tuple(map(note, matrices_or_none(self, params)))
+        return matrices_as_text(
+            self, params, lambda m: f"{m} at rank {self.rank(m.rows, m.columns)}"
+        )
 
 
 def _orthonormal(x: Inexact[Array, "n r"]) -> Inexact[Array, "n r"]:

@@ -16,7 +16,7 @@ from ... import tree
 from ..._core.fields.declare import check_number
 from ..._core.protocol.chain import Identity
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import warn
+from ...rules._layout import warn_if_guessed
 from ...rules.adaptive.adam import AbstractAdam, ScaleByAdam
 from ...rules.adaptive.adan import ScaleByAdan
 from ...rules.low_memory.adafactor import ScaleByFactoredRms
@@ -225,15 +225,8 @@ def mup(
     pairs = zip(layouts(params, stated), layouts(narrow, stated), strict=True)
     for path, (wide, small) in zip(paths, pairs, strict=True):
         inputs, outputs = _growth(path, wide, small, "ik"), _growth(path, wide, small, "o")
-        if wide.guessed and wide.module is not None and inputs != outputs:
-            name, letters = path.rpartition(".")[2], "".join(a for a, _ in wide.letters or ())
-            warn(
-                f"mup does not know how {wide.module} stores '{path}', and assumes, as Optax does, "
-                f"the layout {letters!r}: inputs before outputs. To state the layout and silence "
-                f"this warning, write `__layout__ = {{{name!r}: {letters!r}}}` into the class "
-                f"{wide.module}, or `sl.contrib.mup(..., layout={{sl.where.path({path!r}): "
-                f"{letters!r}}})`."
-            )
+        if inputs != outputs:
+            warn_if_guessed("mup", "sl.contrib.mup", path, wide)
         factors = [
             _factor(known_rule, inputs, outputs, one.matrix, other.matrix)
             for one, other in zip(wide.blocks, small.blocks, strict=True)

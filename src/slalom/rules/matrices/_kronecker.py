@@ -15,13 +15,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Inexact, Int
 
 from ... import fields, tree
-from ..._core.engine.matrices import matrices_or_none
 from ..._core.fields.declare import count_or_schedule
 from ..._core.fields.schedule import AbstractSchedule, count_at
 from ..._core.protocol.transform import missing
 from ...tree.types import Params
 from ...where.layout import Matrix
 from .._base import AbstractRule, Context, State
+from .._layout import matrices_as_text
 from ._orthonormal import adjoint, adjoint_times, eigh, orthonormal, times_adjoint
 
 # --- how often ------------------------------------------------------------------------------
@@ -91,14 +91,12 @@ def of_sides(*factors: Array | None) -> tuple[Array, ...]:
 def sides_as_text(rule: Any, params: Params, instead: str) -> tuple[str | None, ...]:
     """For `opt.describe`: the matrices of each leaf, and which of their sides have no factor."""
 
-    def note(matrix: Matrix | None) -> str | None:
-        if matrix is None:
-            return None
+    def text(matrix: Matrix) -> str:
         sizes = zip(("rows", "columns"), (matrix.rows, matrix.columns), strict=True)
         long = (f"{instead} {name}" for name, size in sizes if size > rule.max_size)
         return ", ".join((str(matrix), *long))
 
-    return tuple(map(note, matrices_or_none(rule, params)))
+    return matrices_as_text(rule, params, text)
 
 
 # --- products -------------------------------------------------------------------------------

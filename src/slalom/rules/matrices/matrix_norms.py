@@ -18,7 +18,7 @@ from ...where import matrix
 from ...where.layout import LayoutLike
 from ...where.resolve import Where
 from .._base import AbstractRule, AbstractTransform, advise_keywords, chain
-from .._layout import columns, inputs, matrices_as_text, warn_guessed
+from .._layout import AbstractByLayout, columns, inputs, matrices_as_text, warn_guessed
 from ..momentum.momentum import Ema, Trace
 from ..momentum.sign import ScaleBySign
 from ..shaping.scale import Scale
@@ -103,7 +103,7 @@ class ScaleByRowRms(AbstractRule[ScaleByRowRmsState]):
         return self.plan.write(self.plan.read(g) * (relative * kept))
 
 
-class NormalizeColumns(AbstractRule[None]):
+class NormalizeColumns(AbstractByLayout[None]):
     """Scales each column to a root mean square of 1: u ↦ u / ((1 + ε)·rms(u)) for each input.
 
     A column holds the weights from one input to all outputs, such as the vector of one token in an
@@ -123,14 +123,6 @@ class NormalizeColumns(AbstractRule[None]):
     eps: fields.Number = fields.hyperparameter(1e-8, within="[0, inf)")
     layout: LayoutLike = fields.layout_field()
 
-    over: ClassVar[str] = "leaf"
-    keeps_zeros: ClassVar[bool] = True
-
-    def init(self, params: Params) -> None:
-        tree.check_inexact(params)
-        columns(self, params)
-        warn_guessed(self, params)
-
     def plans(self, params):
         return columns(self, params)
 
@@ -142,7 +134,7 @@ class NormalizeColumns(AbstractRule[None]):
         return (divided_by_norm(g.reshape(shape), self.eps, axes) * root).reshape(g.shape)
 
 
-class ScaleByFanIn(AbstractRule[None]):
+class ScaleByFanIn(AbstractByLayout[None]):
     """Divides the update of each layer by its number of inputs: u ↦ u / inputs.
 
     After `sl.ScaleBySign()` it is the steepest direction if only the largest change of an output
@@ -157,14 +149,6 @@ class ScaleByFanIn(AbstractRule[None]):
     """
 
     layout: LayoutLike = fields.layout_field()
-
-    over: ClassVar[str] = "leaf"
-    keeps_zeros: ClassVar[bool] = True
-
-    def init(self, params: Params) -> None:
-        tree.check_inexact(params)
-        inputs(self, params)
-        warn_guessed(self, params)
 
     def plans(self, params):
         return inputs(self, params)

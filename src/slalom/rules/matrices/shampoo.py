@@ -9,10 +9,11 @@ import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import fields, tree
-from ..._core.engine.matrices import matrices_or_none, of_matrices
+from ..._core.engine.matrices import of_matrices
 from ...tree.types import Hyperparameter, Params, Scalar, WhereLike
 from ...where.layout import LayoutLike, Matrix
 from .._base import AbstractTransform, advise_keywords
+from .._layout import matrices_as_text
 from ..low_memory.rms import ScaleByRms
 from ..momentum.momentum import Ema
 from ._kronecker import AbstractRefreshed, Frequency, bounded_entries, frequency_field
@@ -127,13 +128,11 @@ class ScaleByShampoo(AbstractRefreshed[ScaleByShampooState]):
     # --- traits -----------------------------------------------------------------------------
 
     def notes(self, params: Params) -> tuple[str | None, ...]:
-        def note(matrix: Matrix | None) -> str | None:
-            if matrix is None:
-                return None
+        def text(matrix: Matrix) -> str:
             blocks = str(_Blocks.of((matrix.rows, matrix.columns), self.block_size))
             return ", ".join(filter(None, (str(matrix), blocks)))
 
-        return tuple(map(note, matrices_or_none(self, params)))
+        return matrices_as_text(self, params, text)
 
 
 # --- blocks ---------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Gradients that are scaled as Adam scales a random projection of them: APOLLO."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -11,12 +11,11 @@ from jaxtyping import Array, Float, Inexact, Int, PyTree
 from ... import fields, tree
 from ..._core.fields.keys import AbstractKeyed, key_field
 from ...rules._base import AbstractTransform, advise_keywords, chain
-from ...rules.momentum.momentum import first_moment
 from ...rules.shaping.decay import decayed_descent
 from ...tree.dtypes import sum_dtype
 from ...tree.types import Hyperparameter, Params, WhereLike
 from ...where.layout import LayoutLike
-from .galore import AbstractProjectedAdam, WideMatrix, wide_matrices
+from .galore import AbstractProjectedAdam, WideMatrix
 
 
 class ScaleByApolloState(eqx.Module):
@@ -76,30 +75,11 @@ class ScaleByApollo(AbstractKeyed, AbstractProjectedAdam[ScaleByApolloState]):
     mu_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
     layout: LayoutLike = fields.layout_field()
 
-    over: ClassVar[str] = "leaf"
-
-    def notes(self, params: Params) -> tuple[str | None, ...]:
-        return tuple(None if s is None else s.note for s in wide_matrices(self, params))
-
     def init(self, params: Params) -> ScaleByApolloState:
-        tree.check_inexact(params)
-        leaves, structure = jax.tree.flatten(params)
-        small: list[Array] = []
-        norms: list[tuple[Array, ...]] = []
-        for x, wide in zip(leaves, wide_matrices(self, params), strict=True):
-            dtype = tree.canonical(x.dtype)
-            small.append(x if wide is None else jnp.zeros(wide.projected, dtype))
-            norms.append(() if wide is None else (jnp.zeros(wide.matrix.batch, sum_dtype(x)),))
-        projected = structure.unflatten(small)
-        return ScaleByApolloState(
-            age=tree.fresh_count(),
-            mu=first_moment(self, projected, "b1"),
-            nu=tree.second_moment(projected),
-            norm=structure.unflatten(norms),
-        )
+        def zeros(x: Array, wide: WideMatrix) -> Array:
+            return jnp.zeros(wide.matrix.batch, sum_dtype(x))
 
-    def plans(self, params):
-        return wide_matrices(self, params)
+        return ScaleByApolloState(**self._fresh(params, "norm", zeros))
 
     def begin(self, state):
         self.window = state.age // self.update_proj_gap

@@ -1,6 +1,7 @@
 """Adam in a low-rank subspace of the gradients, GaLore, and the base that it shares with APOLLO."""
 
 import abc
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
@@ -18,28 +19,6 @@ from ...rules.momentum.momentum import first_moment
 from ...rules.shaping.decay import decayed_descent
 from ...tree.types import Hyperparameter, Params, WhereLike
 from ...where.layout import LayoutLike, Matrix, layouts
-
-
-class _AbstractProjectedFields:
-    eps: fields.Number
-
-
-class AbstractProjectedAdam(AbstractMoments[State], _AbstractProjectedFields):
-    """Adam for gradients that are projected onto fewer rows."""
-
-    @abc.abstractmethod
-    def advance(self, g: Array, leaf: State) -> None:
-        """See `AbstractRule.advance`."""
-
-    def _moments(self, r: Array, mu: Array, nu: Array) -> tuple[Array, Array]:
-        """Both means after a projected gradient."""
-        mu = self.b1 * mu + self.c1 * r
-        return mu, self.b2 * nu + self.c2 * tree.bounded_square(r)
-
-    def _projected_direction(self, mu: Array, nu: Array) -> Array:
-        """Adam's update in the subspace."""
-        root = tree.root(tree.positive(nu) * self.nu_scale)
-        return self.mu_scale * mu / (root + self.eps)
 
 
 class WideMatrix(NamedTuple):
@@ -62,10 +41,6 @@ class WideMatrix(NamedTuple):
         """The shape of R."""
         return self.matrix.batch, self.rank, max(self.matrix.rows, self.matrix.columns)
 
-    @property
-    def note(self) -> str:
-        return f"{self.matrix} at rank {self.rank}"
-
     def read(self, x: Array) -> Array:
         matrices = self.matrix.read(x)
         return jnp.matrix_transpose(matrices) if self.flipped else matrices
@@ -74,15 +49,64 @@ class WideMatrix(NamedTuple):
         return self.matrix.write(jnp.matrix_transpose(matrices) if self.flipped else matrices)
 
 
-def wide_matrices(rule: Any, params: Params) -> tuple[WideMatrix | None, ...]:
-    """The matrices of each leaf that a rule with a `rank` and a `layout` projects."""
-    refuse_unequal(type(rule).__name__, params, layouts(params, rule.layout))
-    return tuple(
-        None
-        if m is None or 0 in (m.rows, m.columns)
-        else WideMatrix(m, min(rule.rank, m.rows, m.columns))
-        for m in matrices_or_none(rule, params)
-    )
+class _AbstractProjectedFields:
+    # Abstract variables would come first in the signature of a rule.
+    rank: int
+    eps: fields.Number
+    layout: Any
+
+
+class AbstractProjectedAdam(AbstractMoments[State], _AbstractProjectedFields):
+    """Adam for gradients that are projected onto fewer rows."""
+
+    over: ClassVar[str] = "leaf"
+
+    def plans(self, params: Params) -> tuple[WideMatrix | None, ...]:
+        """The matrices of each leaf."""
+        refuse_unequal(type(self).__name__, params, layouts(params, self.layout))
+        return tuple(
+            None
+            if m is None or 0 in (m.rows, m.columns)
+            else WideMatrix(m, min(self.rank, m.rows, m.columns))
+            for m in matrices_or_none(self, params)
+        )
+
+    def notes(self, params: Params) -> tuple[str | None, ...]:
+        return tuple(
+            None if m is None else f"{m.matrix} at rank {m.rank}" for m in self.plans(params)
+        )
+
+    def _fresh(
+        self, params: Params, name: str, kept: Callable[[Array, WideMatrix], Array]
+    ) -> dict[str, Any]:
+        """The fields of the state before the first step. The one with this name has a tuple of what
+        is kept at each matrix, and an empty tuple at other leaves."""
+        tree.check_inexact(params)
+        leaves, structure = jax.tree.flatten(params)
+        pairs = list(zip(leaves, self.plans(params), strict=True))
+        projected = structure.unflatten(
+            x if m is None else jnp.zeros(m.projected, tree.canonical(x.dtype)) for x, m in pairs
+        )
+        return {
+            "age": tree.fresh_count(),
+            "mu": first_moment(self, projected, "b1"),
+            "nu": tree.second_moment(projected),
+            name: structure.unflatten(() if m is None else (kept(x, m),) for x, m in pairs),
+        }
+
+    @abc.abstractmethod
+    def advance(self, g: Array, leaf: State) -> None:
+        """See `AbstractRule.advance`."""
+
+    def _moments(self, r: Array, mu: Array, nu: Array) -> tuple[Array, Array]:
+        """Both means after a projected gradient."""
+        mu = self.b1 * mu + self.c1 * r
+        return mu, self.b2 * nu + self.c2 * tree.bounded_square(r)
+
+    def _projected_direction(self, mu: Array, nu: Array) -> Array:
+        """Adam's update in the subspace."""
+        root = tree.root(tree.positive(nu) * self.nu_scale)
+        return self.mu_scale * mu / (root + self.eps)
 
 
 class ScaleByGaloreState(eqx.Module):
@@ -136,36 +160,14 @@ class ScaleByGalore(AbstractProjectedAdam[ScaleByGaloreState]):
     mu_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
     layout: LayoutLike = fields.layout_field()
 
-    over: ClassVar[str] = "leaf"
     refreshes: ClassVar[tuple[str, ...]] = ("projector",)
     refresh_before: ClassVar[str] = "advance"
 
-    def notes(self, params: Params) -> tuple[str | None, ...]:
-        return tuple(None if s is None else s.note for s in wide_matrices(self, params))
-
     def init(self, params: Params) -> ScaleByGaloreState:
-        tree.check_inexact(params)
-        leaves, structure = jax.tree.flatten(params)
-        small: list[Array] = []
-        projectors: list[tuple[Array, ...]] = []
-        for x, wide in zip(leaves, wide_matrices(self, params), strict=True):
-            if wide is None:
-                small.append(x)
-                projectors.append(())
-                continue
-            dtype = tree.accumulation_dtype(tree.canonical(x.dtype))
-            small.append(jnp.zeros(wide.projected, tree.canonical(x.dtype)))
-            projectors.append((jnp.zeros(wide.projector, dtype),))
-        projected = structure.unflatten(small)
-        return ScaleByGaloreState(
-            age=tree.fresh_count(),
-            projector=structure.unflatten(projectors),
-            mu=first_moment(self, projected, "b1"),
-            nu=tree.second_moment(projected),
-        )
+        def zeros(x: Array, wide: WideMatrix) -> Array:
+            return jnp.zeros(wide.projector, tree.accumulation_dtype(tree.canonical(x.dtype)))
 
-    def plans(self, params):
-        return wide_matrices(self, params)
+        return ScaleByGaloreState(**self._fresh(params, "projector", zeros))
 
     def begin(self, state):
         self.due = state.age % self.update_proj_gap == 0

@@ -13,7 +13,7 @@ from .._core.fields.declare import read_numbers
 from .._core.protocol.context import Context
 from .._core.protocol.parts import AbstractDeclared
 from .._core.text.printing import code
-from ..tree.paths import dotted
+from ..tree.paths import check_real, dotted
 from ..tree.types import PyTree
 from ..where.resolve import values_like
 
@@ -125,13 +125,13 @@ class AbstractProjection(AbstractDeclared):
 
         - `x`: the tree, of which only structure, shapes and dtypes count.
         """
-        for path, leaf in jax.tree_util.tree_leaves_with_path(x):
-            if self.compares and jnp.iscomplexobj(leaf):
-                raise TypeError(
-                    f"{code(self)} compares numbers, and the leaf '{dotted(path)}' is "
-                    f"{leaf.dtype}. Select the real parameters, for example with "
-                    "`tx.project(fn, where=~sl.where.dtype(jnp.complexfloating))`."
-                )
+        if self.compares:
+            check_real(
+                x,
+                f"{code(self)} compares numbers",
+                "Select the real parameters, for example with "
+                "`tx.project(fn, where=~sl.where.dtype(jnp.complexfloating))`.",
+            )
 
 
 def leaves_like(name: str, y: PyTree, x: PyTree) -> list[Any]:

@@ -198,6 +198,13 @@ def check_inexact(tree: PyTree) -> None:
             )
 
 
+def check_real(tree: PyTree, why: str, instead: str) -> None:
+    """Raises if a leaf is complex, for this reason and with this advice."""
+    for path, x in jax.tree_util.tree_leaves_with_path(tree):
+        if np.iscomplexobj(x):
+            raise TypeError(f"{why}, but '{dotted(path)}' is {x.dtype}. {instead}")
+
+
 def check_same_structure(trees: tuple[PyTree, ...]) -> None:
     """Raises if the trees differ in structure or in the shape of a leaf."""
     first, *others = trees

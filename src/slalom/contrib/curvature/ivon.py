@@ -16,7 +16,7 @@ from ..._core.protocol.parts import Part
 from ...rules._base import AbstractTransform, Context, advise_keywords, chain
 from ...rules.measuring.noise import normal_like
 from ...rules.shaping.scale import ScaleByLearningRate
-from ...tree.paths import leaf_paths
+from ...tree.paths import check_real
 from ...tree.types import Hyperparameter, Params, Updates
 
 
@@ -82,12 +82,8 @@ class ScaleByIvon(AbstractKeyed, AbstractTransform[ScaleByIvonState]):
     needs: ClassVar[tuple[str, ...]] = ("params",)
 
     def init(self, params: Params) -> ScaleByIvonState:
-        for path, p in zip(leaf_paths(params), jax.tree.leaves(params), strict=True):
-            if jnp.iscomplexobj(p):
-                raise TypeError(
-                    f"ScaleByIvon estimates the diagonal of a real Hessian, but '{path}' is "
-                    f"{p.dtype}. Write `tx.split_complex()`, which makes it two real parameters."
-                )
+        why = "ScaleByIvon estimates the diagonal of a real Hessian"
+        check_real(params, why, "Write `tx.split_complex()`, which makes it two real parameters.")
         now = self.at(Context(step=0))
         return ScaleByIvonState(
             key=self._fresh_key_data(),

@@ -15,7 +15,7 @@ from ..._core.protocol.transform import missing
 from ...rules._base import AbstractTransform, Context, advise_keywords, chain
 from ...rules.momentum.momentum import first_moment
 from ...rules.shaping.decay import decayed_descent
-from ...tree.paths import leaf_paths
+from ...tree.paths import check_real
 from ...tree.types import Hyperparameter, Params, Updates, WhereLike
 
 
@@ -91,12 +91,8 @@ class ScaleBySophia(AbstractKeyed, AbstractTransform[ScaleBySophiaState]):
         return ("params", "step", _NEEDS[self.estimator])
 
     def init(self, params: Params) -> ScaleBySophiaState:
-        for path, p in zip(leaf_paths(params), jax.tree.leaves(params), strict=True):
-            if jnp.iscomplexobj(p):
-                raise TypeError(
-                    f"ScaleBySophia estimates the diagonal of a real Hessian, but '{path}' is "
-                    f"{p.dtype}. Write `tx.split_complex()`, which makes it two real parameters."
-                )
+        why = "ScaleBySophia estimates the diagonal of a real Hessian"
+        check_real(params, why, "Write `tx.split_complex()`, which makes it two real parameters.")
         return ScaleBySophiaState(
             key=self._fresh_key_data(),
             age=tree.fresh_count(),

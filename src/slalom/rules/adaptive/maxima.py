@@ -5,15 +5,15 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Inexact, Int, PyTree
+from jaxtyping import Array, Inexact, PyTree
 
 from ... import fields, tree
 from ...tree.types import Hyperparameter, Params, WhereLike
-from .._base import AbstractRule, AbstractTransform, advise_keywords, chain
+from .._base import AbstractTransform, advise_keywords, chain
 from ..momentum.momentum import first_moment
 from ..shaping.decay import decayed_descent
 from ..shaping.scale import ScaleByLearningRate
-from .adam import AbstractAdam
+from .adam import AbstractAdam, AbstractMoments, ScaleByAdamState
 
 
 class ScaleByAdamax(AbstractAdam):
@@ -116,16 +116,13 @@ def adamaxw(
     )
 
 
-class ScaleByAmsgradState(eqx.Module):
+class ScaleByAmsgradState(ScaleByAdamState):
     """The state of `ScaleByAmsgrad`."""
 
-    age: Int[Array, "*leaves"] = fields.per_leaf()
-    mu: PyTree[Inexact[Array, "..."]] = fields.param_like()
-    nu: PyTree[Inexact[Array, "..."]] = fields.param_like("nonnegative")
     nu_max: PyTree[Inexact[Array, "..."]] = fields.param_like("nonnegative")
 
 
-class ScaleByAmsgrad(AbstractRule[ScaleByAmsgradState]):
+class ScaleByAmsgrad(AbstractMoments[ScaleByAmsgradState]):
     """AMSGrad: Adam with the maximum of all means of squares so far.
 
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ,   vₜ = β₂·vₜ₋₁ + (1 − β₂)·|gₜ|²
@@ -165,11 +162,10 @@ class ScaleByAmsgrad(AbstractRule[ScaleByAmsgradState]):
         )
 
     def begin(self, state):
-        age = state.age = tree.increment(state.age)
-        self.c1, self.c2 = 1 - self.b1, 1 - self.b2
-        one = jnp.ones(age.shape, self.b1.dtype)
-        self.mu_scale = tree.bias_correction(self.b1, age) if self.bias_correction_mu else one
-        self.nu_scale = tree.bias_correction(self.b2, age) if self.bias_correction_nu else one
+        self._correct_biases(state)
+        one = jnp.ones(state.age.shape, self.b1.dtype)
+        self.mu_scale = self.mu_scale if self.bias_correction_mu else one
+        self.nu_scale = self.nu_scale if self.bias_correction_nu else one
 
     def advance(self, g, leaf):
         leaf.mu = self.b1 * leaf.mu + self.c1 * g

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from ...tree.sharding import axis_names, full_spec, num_parts
+from ...tree.sharding import axis_names, constrain, full_spec, num_parts
 from ...where.layout import Matrix
 
 AxisNames = str | tuple[str, ...] | None
@@ -177,7 +177,4 @@ def apply_on_devices(
 
 def constrained(x: Array, placement: Placement, spec: Any) -> Array:
     """A traced array with this sharding."""
-    sharding = NamedSharding(placement.mesh, PartitionSpec(*spec))
-    if AxisType.Explicit in placement.mesh.axis_types:
-        return jax.sharding.reshard(x, sharding)
-    return jax.lax.with_sharding_constraint(x, sharding)
+    return constrain(x, NamedSharding(placement.mesh, PartitionSpec(*spec)))

@@ -65,7 +65,7 @@ class Snapshot(_AbstractMonitor):
         return updates, _measured(self.measure, updates, state)
 
     def metrics(self, state: PyTree) -> dict[str, Array]:
-        return _by_name(self.measure_name, state)
+        return by_name(self.measure_name, state)
 
 
 class MeasureWithEmaState(eqx.Module):
@@ -132,7 +132,7 @@ class MeasureWithEma(_AbstractMonitor):
         return updates, jax.tree.map(lambda new, old: jnp.where(good, new, old), measured, state)
 
     def metrics(self, state: MeasureWithEmaState) -> dict[str, Array]:
-        return _by_name("", state.ema)
+        return by_name("", state.ema)
 
 
 class Monitor(_AbstractMonitor):
@@ -218,7 +218,7 @@ def _measured(measure: Callable[[Updates], Any], updates: Updates, like: PyTree)
     return jax.tree.map(lambda x, y: jnp.asarray(x, y.dtype), measure(updates), like)
 
 
-def _by_name(name: str, measurement: PyTree) -> dict[str, Array]:
+def by_name(name: str, measurement: PyTree) -> dict[str, Array]:
     """The leaves of a measurement by name."""
     leaves = zip(leaf_paths(measurement), jax.tree.leaves(measurement), strict=True)
     return {".".join(filter(None, (name, path))): leaf for path, leaf in leaves}

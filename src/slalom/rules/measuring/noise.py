@@ -10,12 +10,12 @@ from jaxtyping import Array, Int, UInt32
 from ... import fields, tree
 from ..._core.fields.keys import AbstractKeyed, key_field
 from ..._core.protocol.bases import AbstractPerExampleTransform
-from ...tree.paths import leaf_paths
 from ...tree.types import Gradients, Hyperparameter, Params, PyTree, Scalar, Updates
 from .._base import AbstractTransform, Context, advise_keywords, chain
 from ..momentum.momentum import momentum_if_any
 from ..shaping.clip import clip_factor
 from ..shaping.scale import ScaleByLearningRate
+from .monitor import by_name
 
 
 class AddNoiseState(eqx.Module):
@@ -113,6 +113,20 @@ def noisy_sgd(
     return chain(AddNoise(eta, gamma, key), ScaleByLearningRate(learning_rate))
 
 
+class _AbstractPerExampleClip(AbstractPerExampleTransform):
+    """Counts the examples that it clips."""
+
+    keeps_zeros: ClassVar[bool] = True
+
+    def finish(
+        self, total: Updates, counts: PyTree, size: int, state: PyTree, context: Context | None
+    ) -> tuple[Updates, PyTree]:
+        return total, type(state)(counts)
+
+    def metrics(self, state: PyTree) -> dict[str, Array]:
+        return by_name("num_clipped", state.num_clipped)
+
+
 class PerExampleClipState(eqx.Module):
     """The state of `PerExampleGlobalNormClip`."""
 
@@ -120,7 +134,7 @@ class PerExampleClipState(eqx.Module):
     """The number of examples that were clipped in the last step."""
 
 
-class PerExampleGlobalNormClip(AbstractPerExampleTransform):
+class PerExampleGlobalNormClip(_AbstractPerExampleClip):
     """Clips the gradient of each example to norm c, and sums over the examples.
 
         u = Σᵢ gᵢ·min(1, c / ‖gᵢ‖)
@@ -143,8 +157,6 @@ class PerExampleGlobalNormClip(AbstractPerExampleTransform):
     l2_norm_clip: fields.Number = fields.hyperparameter(within="[0, inf]")
     single_batch_element: bool = eqx.field(default=False, static=True)
 
-    keeps_zeros: ClassVar[bool] = True
-
     @property
     def per_example(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # depends on a field
         return not self.single_batch_element
@@ -158,19 +170,6 @@ class PerExampleGlobalNormClip(AbstractPerExampleTransform):
             grads = jax.tree.map(lambda g: g[None], grads)
         return _clipped_sum(grads, self.at(context).l2_norm_clip)
 
-    def finish(
-        self,
-        total: Updates,
-        counts: PyTree,
-        size: int,
-        state: PerExampleClipState,
-        context: Context | None,
-    ) -> tuple[Updates, PerExampleClipState]:
-        return total, PerExampleClipState(counts)
-
-    def metrics(self, state: PerExampleClipState) -> dict[str, Array]:
-        return {"num_clipped": state.num_clipped}
-
 
 class PerExampleLayerNormClipState(eqx.Module):
     """The state of `PerExampleLayerNormClip`."""
@@ -179,7 +178,7 @@ class PerExampleLayerNormClipState(eqx.Module):
     """For each parameter leaf, the number of examples that were clipped in the last step."""
 
 
-class PerExampleLayerNormClip(AbstractPerExampleTransform):
+class PerExampleLayerNormClip(_AbstractPerExampleClip):
     """Clips each leaf of the gradient of each example, and sums over the examples.
 
         uₗ = Σᵢ gᵢₗ·min(1, cₗ / ‖gᵢₗ‖)
@@ -202,8 +201,6 @@ class PerExampleLayerNormClip(AbstractPerExampleTransform):
     global_l2_norm_clip: fields.Number = fields.hyperparameter(within="[0, inf]")
     uniform: bool = eqx.field(default=True, static=True)
 
-    keeps_zeros: ClassVar[bool] = True
-
     def init(self, params: Params) -> PerExampleLayerNormClipState:
         tree.check_inexact(params)
         return PerExampleLayerNormClipState(
@@ -221,20 +218,6 @@ class PerExampleLayerNormClip(AbstractPerExampleTransform):
             sums.append(total)
             counts.append(count)
         return structure.unflatten(sums), structure.unflatten(counts)
-
-    def finish(
-        self,
-        total: Updates,
-        counts: PyTree,
-        size: int,
-        state: PerExampleLayerNormClipState,
-        context: Context | None,
-    ) -> tuple[Updates, PerExampleLayerNormClipState]:
-        return total, PerExampleLayerNormClipState(counts)
-
-    def metrics(self, state: PerExampleLayerNormClipState) -> dict[str, Array]:
-        named = zip(leaf_paths(state.num_clipped), jax.tree.leaves(state.num_clipped), strict=True)
-        return {".".join(filter(None, ("num_clipped", path))): n for path, n in named}
 
 
 class DifferentiallyPrivateAggregateState(eqx.Module):

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Inexact, PyTree
 
 from ... import fields, tree
-from ...tree.paths import dotted
+from ...tree.paths import check_real
 from ...tree.types import Hyperparameter, Params, Scalar, Tracer, WhereLike
 from .._base import AbstractRule, AbstractTransform, Context, advise_keywords, chain
 from ..shaping.decay import decayed_descent
@@ -242,12 +242,8 @@ class ScaleByRprop(AbstractRule[ScaleByRpropState]):
     written_last: ClassVar[tuple[str, ...]] = ("signs",)
 
     def init(self, params: Params) -> ScaleByRpropState:
-        for path, x in jax.tree_util.tree_leaves_with_path(params):
-            if jnp.iscomplexobj(x):
-                raise TypeError(
-                    f"ScaleByRprop compares signs, and the parameter '{dotted(path)}' is complex. "
-                    "Use `.split_complex()`, which passes it real and imaginary parts."
-                )
+        instead = "Use `.split_complex()`, which passes it real and imaginary parts."
+        check_real(params, "ScaleByRprop compares signs", instead)
         start = self.at(Context(step=0)).learning_rate
         return ScaleByRpropState(
             step_sizes=tree.second_moment(params, None, start),

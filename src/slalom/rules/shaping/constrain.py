@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
 from ... import fields, tree
-from ...tree.paths import leaf_paths
+from ...tree.paths import check_real
 from ...tree.types import Params, Updates, WhereLike
 from .._base import AbstractRule, AbstractTransform, Context
 
@@ -58,12 +58,8 @@ class KeepParamsNonnegative(AbstractRule[None]):
     constrains: ClassVar[bool] = True
 
     def init(self, params: Params) -> None:
-        for path, p in zip(leaf_paths(params), jax.tree.leaves(params), strict=True):
-            if jnp.iscomplexobj(p):
-                raise TypeError(
-                    f"KeepParamsNonnegative cannot be used with complex numbers, but '{path}' is "
-                    f"an array of dtype {p.dtype}. Use `.mask(where)` to exclude it."
-                )
+        why = "KeepParamsNonnegative cannot be used with complex numbers"
+        check_real(params, why, "Use `.mask(where)` to exclude it.")
         return tree.no_state(params)
 
     def direction(self, g, leaf):

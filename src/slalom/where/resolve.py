@@ -110,36 +110,38 @@ class Where(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Both(Where):
+class _Combined(Where):
     operands: tuple[Where, ...]
 
+    symbol: ClassVar[str]
+    of: ClassVar[Callable[[Iterable[bool]], bool]]
+    """Whether a leaf is selected, from whether each operand selects it."""
+
     def evaluate(self, leaves: list[Leaf]) -> list[Any]:
-        return [all(each) for each in _chosen(self.operands, leaves)]
+        chosen = zip(*(resolve_bools(x, leaves) for x in self.operands), strict=True)
+        return [type(self).of(each) for each in chosen]
 
     def primitives(self) -> tuple[Where, ...]:
-        among = () if self.if_unmatched() is None else (self,)
+        return tuple(primitive for x in self.operands for primitive in x.primitives())
+
+    def __repr__(self) -> str:
+        looser = _Combined if isinstance(self, _Both) else _Either
+        return f" {self.symbol} ".join(_operand(x, looser) for x in self.operands)
+
+
+class _Both(_Combined):
+    symbol, of = "&", all
+
+    def primitives(self) -> tuple[Where, ...]:
         # It comes last: a path that matches nothing is the better message.
-        return (*_primitives(self.operands), *among)
+        return super().primitives() + (() if self.if_unmatched() is None else (self,))
 
     def if_unmatched(self) -> str | None:
         return self.operands[0].unmatched_among
 
-    def __repr__(self) -> str:
-        return " & ".join(_operand(x, _Either, _Both) for x in self.operands)
 
-
-@dataclasses.dataclass(frozen=True)
-class _Either(Where):
-    operands: tuple[Where, ...]
-
-    def evaluate(self, leaves: list[Leaf]) -> list[Any]:
-        return [any(each) for each in _chosen(self.operands, leaves)]
-
-    def primitives(self) -> tuple[Where, ...]:
-        return _primitives(self.operands)
-
-    def __repr__(self) -> str:
-        return " | ".join(_operand(x, _Either) for x in self.operands)
+class _Either(_Combined):
+    symbol, of = "|", any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,26 +155,18 @@ class _Not(Where):
         return self.inner.primitives()
 
     def __repr__(self) -> str:
-        return f"~{_operand(self.inner, _Both, _Either)}"
+        return f"~{_operand(self.inner, _Combined)}"
 
 
-def _operand(where: Where, *looser: type[Where]) -> str:
+def _operand(where: Where, looser: Any) -> str:
     """The code of an operand, in parentheses if its own operator binds less tightly."""
     return f"({where!r})" if isinstance(where, looser) else repr(where)
 
 
-def _operands(where: Where, kind: type["_Both | _Either"]) -> tuple[Where, ...]:
+def _operands(where: Where, kind: type[_Combined]) -> tuple[Where, ...]:
     """The operands of a longer combination. Nested pairs would be too deep with hundreds of
     them."""
     return where.operands if isinstance(where, kind) else (where,)
-
-
-def _primitives(operands: tuple[Where, ...]) -> tuple[Where, ...]:
-    return tuple(primitive for x in operands for primitive in x.primitives())
-
-
-def _chosen(operands: tuple[Where, ...], leaves: list[Leaf]) -> list[tuple[bool, ...]]:
-    return list(zip(*(resolve_bools(x, leaves) for x in operands), strict=True))
 
 
 # --- functions and trees as selectors -------------------------------------------------------

@@ -110,7 +110,7 @@ class Where(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Combined(Where):
+class _AbstractCombined(Where):
     operands: tuple[Where, ...]
 
     symbol: ClassVar[str]
@@ -125,11 +125,11 @@ class _Combined(Where):
         return tuple(primitive for x in self.operands for primitive in x.primitives())
 
     def __repr__(self) -> str:
-        looser = _Combined if isinstance(self, _Both) else _Either
+        looser = _AbstractCombined if isinstance(self, _Both) else _Either
         return f" {self.symbol} ".join(_operand(x, looser) for x in self.operands)
 
 
-class _Both(_Combined):
+class _Both(_AbstractCombined):
     symbol, of = "&", all
 
     def primitives(self) -> tuple[Where, ...]:
@@ -140,7 +140,7 @@ class _Both(_Combined):
         return self.operands[0].unmatched_among
 
 
-class _Either(_Combined):
+class _Either(_AbstractCombined):
     symbol, of = "|", any
 
 
@@ -155,7 +155,7 @@ class _Not(Where):
         return self.inner.primitives()
 
     def __repr__(self) -> str:
-        return f"~{_operand(self.inner, _Combined)}"
+        return f"~{_operand(self.inner, _AbstractCombined)}"
 
 
 def _operand(where: Where, looser: Any) -> str:
@@ -163,7 +163,7 @@ def _operand(where: Where, looser: Any) -> str:
     return f"({where!r})" if isinstance(where, looser) else repr(where)
 
 
-def _operands(where: Where, kind: type[_Combined]) -> tuple[Where, ...]:
+def _operands(where: Where, kind: type[_AbstractCombined]) -> tuple[Where, ...]:
     """The operands of a longer combination. Nested pairs would be too deep with hundreds of
     them."""
     return where.operands if isinstance(where, kind) else (where,)

@@ -10,7 +10,7 @@ from jaxtyping import Array, Inexact, Int, PyTree
 from ... import fields, tree
 from ..._core.engine.matrices import matrices
 from ...rules._base import AbstractRule, AbstractTransform, advise_keywords, chain
-from ...rules.adaptive.adam import AbstractMoments, ScaleByAdamState
+from ...rules.adaptive.adam import AbstractMoments
 from ...rules.momentum.momentum import first_moment
 from ...rules.shaping.clip import clip_factor
 from ...rules.shaping.decay import decayed_descent
@@ -18,9 +18,12 @@ from ...tree.types import Hyperparameter, Params, WhereLike
 from ...where.layout import LayoutLike
 
 
-class ScaleByMarsState(ScaleByAdamState):
+class ScaleByMarsState(eqx.Module):
     """The state of `ScaleByMars`."""
 
+    age: Int[Array, "*leaves"] = fields.per_leaf()
+    mu: PyTree[Inexact[Array, "..."]] = fields.param_like()
+    nu: PyTree[Inexact[Array, "..."]] = fields.param_like("nonnegative")
     previous_gradient: PyTree[Inexact[Array, "..."]] = fields.param_like()
 
 

@@ -1,6 +1,5 @@
 """Adam in a low-rank subspace of the gradients, GaLore, and the base that it shares with APOLLO."""
 
-import abc
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
@@ -93,10 +92,6 @@ class AbstractProjectedAdam(AbstractMoments[State], _AbstractProjectedFields):
             "nu": tree.second_moment(projected),
             name: structure.unflatten(() if m is None else (kept(x, m),) for x, m in pairs),
         }
-
-    @abc.abstractmethod
-    def advance(self, g: Array, leaf: State) -> None:
-        """See `AbstractRule.advance`."""
 
     def _moments(self, r: Array, mu: Array, nu: Array) -> tuple[Array, Array]:
         """Both means after a projected gradient."""

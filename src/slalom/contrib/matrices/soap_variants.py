@@ -11,19 +11,12 @@ from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import fields, tree
 from ...rules.matrices._kronecker import (
-    AbstractRefreshed,
+    AbstractTwoSided,
     Frequency,
-    above_rounding,
     bounded_entries,
-    by_side,
     first_eigenvectors,
     frequency_field,
-    into_basis,
     iterated_eigenvectors,
-    out_of_basis,
-    sides_as_text,
-    toward_products,
-    zeros_of_sides,
 )
 from ...rules.matrices._orthonormal import adjoint, adjoint_times
 from ...rules.matrices.soap import AbstractInEigenbasis, AbstractInEigenbasisState
@@ -118,13 +111,13 @@ class ScaleByKlSoap(AbstractInEigenbasis[ScaleByKlSoapState]):
 
     def advance(self, g, leaf):
         g = bounded_entries(g)
-        rotated = into_basis(g, leaf.basis, self.max_size)
+        rotated = self.into_basis(g, leaf.basis)
         moments = self.moments(rotated, leaf.rotated_mu, leaf.rotated_nu)
         leaf.rotated_mu, leaf.rotated_nu = moments
         share = jnp.where(self.is_first, 1, self.c_s)
 
         def sides(factors: Sequence[Array]) -> list[Array | None]:
-            return by_side(g.shape, self.max_size, factors)
+            return self.by_side(g.shape, factors)
 
         def whitened(x: Array, basis: Array | None, inverse_root: Array | None) -> Array:
             """Λ^(−1/2)·Qᴴ·x; x itself without a basis, and in the first step."""
@@ -172,7 +165,7 @@ class ScaleBySplusState(eqx.Module):
     """At each leaf a tuple of Q_L and Q_R."""
 
 
-class ScaleBySplus(AbstractRefreshed[ScaleBySplusState]):
+class ScaleBySplus(AbstractTwoSided[ScaleBySplusState]):
     """SPlus: the sign of the mean gradient in the basis of the eigenvectors of Shampoo's factors.
 
         Mₜ = β₁·Mₜ₋₁ + (1 − β₁)·G
@@ -226,22 +219,17 @@ class ScaleBySplus(AbstractRefreshed[ScaleBySplusState]):
     mu_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
     layout: LayoutLike = fields.layout_field()
 
-    over: ClassVar[str] = "matrix"
-    refresh_before: ClassVar[str] = "advance"
     refreshes: ClassVar[tuple[str, ...]] = ("basis",)
 
     def init(self, params: Params) -> ScaleBySplusState:
-        def zeros(rows: int, columns: int, dtype: np.dtype) -> tuple[Array, ...]:
-            return zeros_of_sides((rows, columns), self.max_size, dtype)
-
         def identity(rows: int, columns: int, dtype: np.dtype) -> tuple[Array, ...]:
-            return tuple(jnp.eye(len(x), dtype=dtype) for x in zeros(rows, columns, dtype))
+            return tuple(jnp.eye(len(x), dtype=dtype) for x in self.zeros(rows, columns, dtype))
 
         return ScaleBySplusState(
             age=tree.fresh_count(),
             since=tree.fresh_count(),
             mu=first_moment(self, params, "b1"),
-            statistics=self.for_each_matrix(params, zeros),
+            statistics=self.for_each_matrix(params, self.zeros),
             unit=self.for_each_matrix(params, lambda *_: (jnp.zeros((), jnp.float32),)),
             basis=self.for_each_matrix(params, identity),
         )
@@ -271,12 +259,9 @@ class ScaleBySplus(AbstractRefreshed[ScaleBySplusState]):
         leaf.unit = (unit,)
         leaf.mu = self.b1 * leaf.mu + self.c1 * g
         statistics = tuple(x * (old / unit) ** 2 for x in leaf.statistics)
-        leaf.statistics = toward_products(statistics, self.c2, g * (1 / unit), self.max_size)
+        leaf.statistics = self.toward_products(statistics, self.c2, g * (1 / unit))
 
     def direction(self, g, leaf):
-        x = into_basis(leaf.mu * (1 / leaf.unit[0]), leaf.basis, self.max_size)
-        sign = jnp.where(self.is_exact | above_rounding(x, self.max_size), jnp.sign(x), 0)
-        return out_of_basis(sign * (2 / max(sum(g.shape), 1)), leaf.basis, self.max_size)
-
-    def notes(self, params: Params) -> tuple[str | None, ...]:
-        return sides_as_text(self, params, "unrotated")
+        x = self.into_basis(leaf.mu * (1 / leaf.unit[0]), leaf.basis)
+        sign = jnp.where(self.is_exact | self.above_rounding(x), jnp.sign(x), 0)
+        return self.out_of_basis(sign * (2 / max(sum(g.shape), 1)), leaf.basis)

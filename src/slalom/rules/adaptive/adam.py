@@ -1,6 +1,5 @@
 """Code shared by Adam and its variants."""
 
-import abc
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -44,10 +43,6 @@ class AbstractMoments(AbstractRule[State], AbstractDecays):
             self.g_scale = self.c1 * self.mu_scale
             self.mu_scale = self.b1 * tree.bias_correction(self.b1, tree.increment(age))
 
-    @abc.abstractmethod
-    def advance(self, g: Array, leaf: State) -> None:
-        """See `AbstractRule.advance`."""
-
     def _debiased_mean(self, g: Array, mu: Array) -> Array:
         """m̂ₜ = mₜ / (1 − β₁ᵗ), or with Nesterov β₁·mₜ / (1 − β₁ᵗ⁺¹) + (1 − β₁)·gₜ / (1 − β₁ᵗ)."""
         if self.g_scale is None:
@@ -69,10 +64,6 @@ class AbstractAdam(AbstractMoments[ScaleByAdamState]):
             else first_moment(self, params, "b1"),
             nu=tree.second_moment(params),
         )
-
-    @abc.abstractmethod
-    def direction(self, g: Array, leaf: ScaleByAdamState) -> Array:
-        """See `AbstractRule.direction`."""
 
 
 class ScaleByAdam(AbstractAdam):

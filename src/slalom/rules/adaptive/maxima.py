@@ -5,7 +5,7 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Inexact, PyTree
+from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import fields, tree
 from ...tree.types import Hyperparameter, Params, WhereLike
@@ -13,7 +13,7 @@ from .._base import AbstractTransform, advise_keywords, chain
 from ..momentum.momentum import first_moment
 from ..shaping.decay import decayed_descent
 from ..shaping.scale import ScaleByLearningRate
-from .adam import AbstractAdam, AbstractMoments, ScaleByAdamState
+from .adam import AbstractAdam, AbstractMoments
 
 
 class ScaleByAdamax(AbstractAdam):
@@ -116,9 +116,12 @@ def adamaxw(
     )
 
 
-class ScaleByAmsgradState(ScaleByAdamState):
+class ScaleByAmsgradState(eqx.Module):
     """The state of `ScaleByAmsgrad`."""
 
+    age: Int[Array, "*leaves"] = fields.per_leaf()
+    mu: PyTree[Inexact[Array, "..."]] = fields.param_like()
+    nu: PyTree[Inexact[Array, "..."]] = fields.param_like("nonnegative")
     nu_max: PyTree[Inexact[Array, "..."]] = fields.param_like("nonnegative")
 
 

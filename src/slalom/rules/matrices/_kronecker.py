@@ -4,10 +4,9 @@ They see a parameter as a batch of matrices, (batch, rows, columns), and keep on
 rows and one for the columns of each matrix, in at least float32. A side that is too long has none.
 """
 
-import abc
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -46,10 +45,6 @@ class _AbstractRefreshedFields:
 class AbstractRefreshed(AbstractRule[State], _AbstractRefreshedFields):
     """A rule with a `precondition_frequency`."""
 
-    @abc.abstractmethod
-    def refresh(self, g: Array, leaf: State) -> None:
-        """See `AbstractRule.refresh`."""
-
     def at(self, context: Context | None) -> SimpleNamespace:
         now = super().at(context)
         step = None if context is None else context.step
@@ -71,23 +66,6 @@ def has_factor(shape: Sequence[int], max_size: int) -> tuple[bool, bool]:
     return rows <= max_size, columns <= max_size
 
 
-def zeros_of_sides(shape: Sequence[int], max_size: int, dtype: np.dtype) -> tuple[Array, ...]:
-    """Zeros for the factor of each side that has one."""
-    sides = zip(has_factor(shape, max_size), shape, strict=True)
-    return tuple(jnp.zeros((n, n), dtype) for has, n in sides if has)
-
-
-def by_side(shape: Sequence[int], max_size: int, factors: Sequence[Array]) -> list[Array | None]:
-    """The factors of the rows and of the columns; `None` for a side without one."""
-    remaining = iter(factors)
-    return [next(remaining) if has else None for has in has_factor(shape, max_size)]
-
-
-def of_sides(*factors: Array | None) -> tuple[Array, ...]:
-    """Undoes `by_side`."""
-    return tuple(factor for factor in factors if factor is not None)
-
-
 def sides_as_text(rule: Any, params: Params, instead: str) -> tuple[str | None, ...]:
     """For `opt.describe`: the matrices of each leaf, and which of their sides have no factor."""
 
@@ -99,83 +77,97 @@ def sides_as_text(rule: Any, params: Params, instead: str) -> tuple[str | None, 
     return matrices_as_text(rule, params, text)
 
 
-# --- products -------------------------------------------------------------------------------
-
-
-def into_basis(
-    x: Inexact[Array, "n m"], basis: Sequence[Array], max_size: int
-) -> Inexact[Array, "n m"]:
-    """Q_Lᴴ·x·Q_R."""
-    left, right = by_side(x.shape, max_size, basis)
-    x = x if left is None else adjoint_times(left, x)
-    return x if right is None else x @ right
-
-
-def out_of_basis(
-    x: Inexact[Array, "n m"], basis: Sequence[Array], max_size: int
-) -> Inexact[Array, "n m"]:
-    """Q_L·x·Q_Rᴴ."""
-    left, right = by_side(x.shape, max_size, basis)
-    x = x if left is None else left @ x
-    return x if right is None else times_adjoint(x, right)
-
-
 _ROUNDING = 16.0
 """The error of a change of basis, in units of rounding relative to the largest entry."""
 _UNITS = 8.0
 """The error of a factor, in units of rounding relative to the largest eigenvalue."""
 
 
-def above_rounding(x: Inexact[Array, "n m"], max_size: int) -> Bool[Array, "n m"]:
-    """Marks entries in the basis above the rounding error of the largest one.
-
-    A rule that normalizes its entries would otherwise make full steps of entries that are exactly
-    zero, as outside of the span of collinear inputs. Only the sides that have a basis are summed
-    over.
-    """
-    summed = tuple(axis for axis, size in enumerate(x.shape) if size <= max_size)
-    if not summed:
-        return jnp.ones(x.shape, bool)
-    size = jnp.abs(x)
-    unit = _ROUNDING * float(jnp.finfo(x.dtype).eps)
-    # NaN is kept, so that it stays visible.
-    return ~(size <= unit * jnp.max(size, summed, keepdims=True, initial=0))
+class _AbstractTwoSidedFields:
+    max_size: int
 
 
-def determined(nu: Float[Array, "n m"], max_size: int) -> Bool[Array, "n m"]:
-    """Marks entries of eigenvectors that are not a mixture of rounding errors.
+class AbstractTwoSided(AbstractRefreshed[State], _AbstractTwoSidedFields):
+    """A rule with a basis for each side of a matrix that is not longer than `max_size`."""
 
-    A factor with the largest eigenvalue 1 has an error of about a unit of rounding ε. So no vector
-    is known whose eigenvalue is below ε, and vectors of the null space are tilted by ε/λ towards
-    the vector of the smallest eigenvalue λ that is known. Gradients are about √λ along that one,
-    and so ε/√λ along the supposed null space.
+    over: ClassVar[str] = "matrix"
+    refresh_before: ClassVar[str] = "advance"
 
-    **Arguments:**
+    def notes(self, params: Params) -> tuple[str | None, ...]:
+        return sides_as_text(self, params, "unrotated")
 
-    - `nu`: the mean of squares in the basis, whose largest entries stand for the eigenvalues.
-    - `max_size`: the longest side that has a basis.
-    """
-    least = _UNITS * float(jnp.finfo(nu.dtype).eps)
-    keep = jnp.ones(nu.shape, bool)
-    for axis, size in enumerate(nu.shape):
-        if size <= max_size:
-            values = jnp.max(nu, 1 - axis, keepdims=True, initial=0)
-            values = values / tree.positive(jnp.max(values, initial=0))
-            smallest = jnp.min(jnp.where(values > least, values, 1), initial=1)
-            keep = keep & ~(values <= least * (least / smallest))
-    return keep
+    def zeros(self, rows: int, columns: int, dtype: np.dtype) -> tuple[Array, ...]:
+        """Zeros for the factor of each side that has one."""
+        shape = (rows, columns)
+        sides = zip(has_factor(shape, self.max_size), shape, strict=True)
+        return tuple(jnp.zeros((n, n), dtype) for has, n in sides if has)
 
+    def by_side(self, shape: Sequence[int], factors: Sequence[Array]) -> list[Array | None]:
+        """The factors of the rows and of the columns; `None` for a side without one."""
+        remaining = iter(factors)
+        return [next(remaining) if has else None for has in has_factor(shape, self.max_size)]
 
-def toward_products(
-    statistics: Sequence[Array], share: Array, g: Inexact[Array, "n m"], max_size: int
-) -> tuple[Array, ...]:
-    """The means L and R, moved by a share of the way to g·gᴴ and gᴴ·g."""
-    left, right = by_side(g.shape, max_size, statistics)
-    if left is not None:
-        left = left + share * (g @ adjoint(g) - left)
-    if right is not None:
-        right = right + share * (adjoint(g) @ g - right)
-    return of_sides(left, right)
+    def into_basis(self, x: Inexact[Array, "n m"], basis: Sequence[Array]) -> Inexact[Array, "n m"]:
+        """Q_Lᴴ·x·Q_R."""
+        left, right = self.by_side(x.shape, basis)
+        x = x if left is None else adjoint_times(left, x)
+        return x if right is None else x @ right
+
+    def out_of_basis(
+        self, x: Inexact[Array, "n m"], basis: Sequence[Array]
+    ) -> Inexact[Array, "n m"]:
+        """Q_L·x·Q_Rᴴ."""
+        left, right = self.by_side(x.shape, basis)
+        x = x if left is None else left @ x
+        return x if right is None else times_adjoint(x, right)
+
+    def above_rounding(self, x: Inexact[Array, "n m"]) -> Bool[Array, "n m"]:
+        """Marks entries in the basis above the rounding error of the largest one.
+
+        A rule that normalizes its entries would otherwise make full steps of entries that are
+        exactly zero, as outside of the span of collinear inputs. Only the sides that have a basis
+        are summed over.
+        """
+        summed = tuple(axis for axis, size in enumerate(x.shape) if size <= self.max_size)
+        if not summed:
+            return jnp.ones(x.shape, bool)
+        size = jnp.abs(x)
+        unit = _ROUNDING * float(jnp.finfo(x.dtype).eps)
+        # NaN is kept, so that it stays visible.
+        return ~(size <= unit * jnp.max(size, summed, keepdims=True, initial=0))
+
+    def determined(self, nu: Float[Array, "n m"]) -> Bool[Array, "n m"]:
+        """Marks entries of eigenvectors that are not a mixture of rounding errors.
+
+        A factor with the largest eigenvalue 1 has an error of about a unit of rounding ε. So no
+        vector is known whose eigenvalue is below ε, and vectors of the null space are tilted by ε/λ
+        towards the vector of the smallest eigenvalue λ that is known. Gradients are about √λ along
+        that one, and so ε/√λ along the supposed null space.
+
+        **Arguments:**
+
+        - `nu`: the mean of squares in the basis, whose largest entries stand for the eigenvalues.
+        """
+        least = _UNITS * float(jnp.finfo(nu.dtype).eps)
+        keep = jnp.ones(nu.shape, bool)
+        for axis, size in enumerate(nu.shape):
+            if size <= self.max_size:
+                values = jnp.max(nu, 1 - axis, keepdims=True, initial=0)
+                values = values / tree.positive(jnp.max(values, initial=0))
+                smallest = jnp.min(jnp.where(values > least, values, 1), initial=1)
+                keep = keep & ~(values <= least * (least / smallest))
+        return keep
+
+    def toward_products(
+        self, statistics: Sequence[Array], share: Array, g: Inexact[Array, "n m"]
+    ) -> tuple[Array, ...]:
+        """The means L and R, moved by a share of the way to g·gᴴ and gᴴ·g."""
+        left, right = self.by_side(g.shape, statistics)
+        if left is not None:
+            left = left + share * (g @ adjoint(g) - left)
+        if right is not None:
+            right = right + share * (adjoint(g) @ g - right)
+        return tuple(factor for factor in (left, right) if factor is not None)
 
 
 def bounded_entries(g: Inexact[Array, "... n m"]) -> Inexact[Array, "... n m"]:

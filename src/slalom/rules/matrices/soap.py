@@ -15,20 +15,12 @@ from ...where.layout import LayoutLike
 from .._base import AbstractTransform, advise_keywords
 from ..momentum.momentum import first_moment
 from ._kronecker import (
-    AbstractRefreshed,
+    AbstractTwoSided,
     Frequency,
-    above_rounding,
     bounded_entries,
-    by_side,
-    determined,
     first_eigenvectors,
     frequency_field,
-    into_basis,
-    out_of_basis,
     refreshed_eigenvectors,
-    sides_as_text,
-    toward_products,
-    zeros_of_sides,
 )
 from ._routing import chosen, descent, with_adam_elsewhere
 
@@ -52,7 +44,7 @@ class AbstractInEigenbasisState(eqx.Module):
 EigenState = TypeVar("EigenState", bound=AbstractInEigenbasisState)
 
 
-class AbstractInEigenbasis(AbstractRefreshed[EigenState]):
+class AbstractInEigenbasis(AbstractTwoSided[EigenState]):
     """Adam in a basis of two factors, which follow the gradients.
 
     The first step makes the factors, and does not update. The second one begins with their first
@@ -65,9 +57,6 @@ class AbstractInEigenbasis(AbstractRefreshed[EigenState]):
     precondition_frequency: eqx.AbstractVar[Frequency]
     shampoo_beta: eqx.AbstractVar[fields.OptionalNumber]
     max_size: eqx.AbstractVar[int]
-
-    over: ClassVar[str] = "matrix"
-    refresh_before: ClassVar[str] = "advance"
 
     # --- the phases -------------------------------------------------------------------------
 
@@ -89,14 +78,10 @@ class AbstractInEigenbasis(AbstractRefreshed[EigenState]):
     def direction(self, g, leaf):
         divisor = tree.root(tree.positive(leaf.rotated_nu) * self.nu_scale) + self.eps
         # The mean is rounded again whenever it turns.
-        keep = above_rounding(leaf.rotated_mu, self.max_size)
-        keep = keep & determined(leaf.rotated_nu, self.max_size)
+        keep = self.above_rounding(leaf.rotated_mu)
+        keep = keep & self.determined(leaf.rotated_nu)
         mu = jnp.where(keep, leaf.rotated_mu, 0) * self.mu_scale
-        return out_of_basis(mu / divisor, leaf.basis, self.max_size)
-
-    def zeros(self, rows: int, columns: int, dtype: np.dtype) -> tuple[Array, ...]:
-        """The factors of a matrix before the first step."""
-        return zeros_of_sides((rows, columns), self.max_size, dtype)
+        return self.out_of_basis(mu / divisor, leaf.basis)
 
     def at_first(self, params: Params) -> dict[str, Any]:
         """The fields that the states have in common, before the first step."""
@@ -136,19 +121,14 @@ class AbstractInEigenbasis(AbstractRefreshed[EigenState]):
         mu = tree.after(mu, sides[-1:])
         with jax.default_matmul_precision("highest"):
             # Less work than with the products of old and new eigenvectors.
-            mu = into_basis(out_of_basis(mu, basis, self.max_size), new, self.max_size)
+            mu = self.into_basis(self.out_of_basis(mu, basis), new)
         return new, mu, [order for _, order in sides]
 
     def moments(self, rotated: Array, mu: Array, nu: Array) -> tuple[Array, Array]:
         """The moments after a gradient in the basis."""
-        rotated = jnp.where(above_rounding(rotated, self.max_size), rotated, 0)
+        rotated = jnp.where(self.above_rounding(rotated), rotated, 0)
         mu = self.b1 * mu + self.c1 * rotated
         return mu, self.b2 * nu + self.c2 * tree.bounded_square(rotated)
-
-    # --- traits -----------------------------------------------------------------------------
-
-    def notes(self, params: Params) -> tuple[str | None, ...]:
-        return sides_as_text(self, params, "unrotated")
 
 
 class ScaleBySoapState(AbstractInEigenbasisState):
@@ -217,17 +197,17 @@ class ScaleBySoap(AbstractInEigenbasis[ScaleBySoapState]):
         nu = tree.after(leaf.rotated_nu, leaf.basis[-1:])
         rows, columns = (
             jnp.arange(size) if order is None else order
-            for size, order in zip(nu.shape, by_side(nu.shape, self.max_size, orders), strict=True)
+            for size, order in zip(nu.shape, self.by_side(nu.shape, orders), strict=True)
         )
         # By one gather: of two, XLA makes an invalid program where a mesh divides both sides.
         leaf.rotated_nu = nu[rows[:, None], columns]
 
     def advance(self, g, leaf):
         g = bounded_entries(g)
-        rotated = into_basis(g, leaf.basis, self.max_size)
+        rotated = self.into_basis(g, leaf.basis)
         moments = self.moments(rotated, leaf.rotated_mu, leaf.rotated_nu)
         leaf.rotated_mu, leaf.rotated_nu = moments
-        leaf.statistics = toward_products(leaf.statistics, self.c_s, g, self.max_size)
+        leaf.statistics = self.toward_products(leaf.statistics, self.c_s, g)
 
 
 @advise_keywords

@@ -1,6 +1,5 @@
 """Numbers that belong to all leaves together, such as an estimate of the learning rate."""
 
-import abc
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -45,10 +44,6 @@ class AbstractEstimatingAdam(AbstractRule[State], _AbstractEstimatingFields):
     needs: ClassVar[tuple[str, ...]] = ("params",)
     sets_learning_rate: ClassVar[bool] = True
     update_sign: ClassVar[int | None] = -1
-
-    @abc.abstractmethod
-    def reduce(self, g: Array, leaf: State) -> dict[str, Any]:
-        """As `AbstractRule.reduce`: the sums that the estimate depends on."""
 
     def _fresh(self, params: Params) -> dict[str, Any]:
         """The fields of `AbstractEstimatingState` at first."""

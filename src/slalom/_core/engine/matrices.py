@@ -78,14 +78,21 @@ def stack_groups(stacks: Sequence[PyTree]) -> Iterator[StackGroup]:
     for kind, members in kinds.items():
         size = max(math.prod(shape) for shape, _ in kind)
         most = max(1, _STACK // max(1, size)) if is_small(size) else 0
-        group = StackGroup([], [], size)
-        for i in members:
-            if group.members and sum(group.numbers) + numbers[i] > most:
-                yield group
-                group = StackGroup([], [], size)
-            group.members.append(i)
-            group.numbers.append(numbers[i])
-        yield group
+        for group in limited_groups(members, numbers, most):
+            yield StackGroup(group, [numbers[i] for i in group], size)
+
+
+def limited_groups(
+    members: Sequence[int], numbers: Sequence[int], most: int
+) -> Iterator[list[int]]:
+    """The members in groups of at most so many matrices, and larger ones by themselves."""
+    group: list[int] = []
+    for i in members:
+        if group and sum(numbers[j] for j in (*group, i)) > most:
+            yield group
+            group = []
+        group.append(i)
+    yield group
 
 
 # --- which matrices ---------------------------------------------------------------------------

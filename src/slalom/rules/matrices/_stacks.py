@@ -5,7 +5,6 @@ cost copies. On several devices all matrices are stacked, and each device gets w
 """
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Inexact
 
 from ... import tree
-from ..._core.engine.matrices import is_small, on_automatic_axes
+from ..._core.engine.matrices import is_small, limited_groups, of_matrices, on_automatic_axes
 from ..._core.protocol.context import Context
 from ...tree.types import Params, Updates, under_jit
 from ...where.layout import Matrix
@@ -44,7 +43,7 @@ class _StackKey(NamedTuple):
 
 
 def map_matrices(
-    function: Callable[..., Inexact[Array, "*batch short long"]],
+    function: Callable[..., Inexact[Array, "short long"]],
     matrices: tuple[Matrix, ...],
     updates: Updates,
     context: Context | None = None,
@@ -57,8 +56,8 @@ def map_matrices(
 
     **Arguments:**
 
-    - `function`: from matrices, or a batch of them, and `numbers` to matrices of the same shape.
-        Matrices with more rows than columns arrive transposed.
+    - `function`: from a matrix and `numbers` to a matrix of the same shape. Matrices with more rows
+        than columns arrive transposed.
     - `matrices`: how to read each leaf.
     - `updates`: the updates.
     - `context`: the context, which knows the mesh.
@@ -129,20 +128,14 @@ def _chunks(
             spec = (spec[1], spec[0])
         short, long = sorted((m.rows, m.columns))
         kinds.setdefault(_StackKey(short, long, str(x.dtype), spec), []).append(i)
+    numbers = [m.batch for m in matrices]
     for kind, members in kinds.items():
-        if placement is None and not is_small(kind.short * kind.long):
-            yield from ((kind, [i]) for i in members)
-            continue
-        most = max(
-            1 if placement is None else placement.devices, _STACK // max(1, kind.short * kind.long)
-        )
-        chunk: list[int] = []
-        for i in members:
-            if chunk and sum(matrices[j].batch for j in (*chunk, i)) > most:
-                yield kind, chunk
-                chunk = []
-            chunk.append(i)
-        yield kind, chunk
+        size = max(1, kind.short * kind.long)
+        if placement is None:
+            most = _STACK // size if is_small(size) else 0
+        else:
+            most = max(placement.devices, _STACK // size)
+        yield from ((kind, group) for group in limited_groups(members, numbers, most))
 
 
 def _read(m: Matrix, x: Array, i: int, placement: Placement | None) -> Array:
@@ -168,21 +161,12 @@ def _applied(
     placement: Placement | None,
     numbers: tuple[Array, ...],
 ) -> Array:
+    def batched(stack: Array, *numbers: Array) -> Array:
+        return of_matrices(lambda x: function(x, *numbers), stack)
+
     # Under strict promotion, which users may choose, real times complex would be refused.
     standard = jax.numpy_dtype_promotion("standard")
     with standard if jnp.iscomplexobj(stack) else contextlib.nullcontext():
         if placement is not None and stack.size:
-            batched = functools.partial(_batched, function, kind)
             return apply_on_devices(batched, placement, kind.spec, stack, numbers)
-        return _batched(function, kind, stack, *numbers)
-
-
-def _batched(
-    function: Callable[..., Array], kind: _StackKey, stack: Array, *numbers: Array
-) -> Array:
-    if stack.shape[0] == 1:
-        return function(stack[0], *numbers)[None]
-    if is_small(kind.short * kind.long):
-        return function(stack, *numbers)
-    # One large matrix after the other needs the scratch memory of one.
-    return jax.lax.map(lambda x: function(x, *numbers), stack)
+        return batched(stack, *numbers)

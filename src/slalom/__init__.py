@@ -190,16 +190,18 @@ with _checked:
         schedule_free_adamw as schedule_free_adamw,
         schedule_free_sgd as schedule_free_sgd,
     )
-    from .rules.shaping.cautious import Cautious as Cautious
     from .rules.shaping.clip import (
         AdaptiveGradClip as AdaptiveGradClip,
+        Centralize as Centralize,
         Clip as Clip,
         ClipByBlockRms as ClipByBlockRms,
         ClipByGlobalNorm as ClipByGlobalNorm,
+        NormalizeByUpdateNorm as NormalizeByUpdateNorm,
         UnitwiseClip as UnitwiseClip,
         ZClip as ZClip,
     )
     from .rules.shaping.constrain import (
+        Cautious as Cautious,
         KeepInitialNorm as KeepInitialNorm,
         KeepParamsNonnegative as KeepParamsNonnegative,
         SetToZero as SetToZero,
@@ -210,10 +212,6 @@ with _checked:
         AddDecayedWeights as AddDecayedWeights,
         AddDecayToInitialParams as AddDecayToInitialParams,
         SubtractDecayedWeights as SubtractDecayedWeights,
-    )
-    from .rules.shaping.normalize import (
-        Centralize as Centralize,
-        NormalizeByUpdateNorm as NormalizeByUpdateNorm,
     )
     from .rules.shaping.scale import (
         Scale as Scale,

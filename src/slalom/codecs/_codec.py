@@ -10,7 +10,7 @@ from jaxtyping import Array, BFloat16, Float, Int32, UInt16
 
 from .. import tree
 from .._core.engine.encoded import Spec, uniform
-from .._core.text.printing import AbstractPrinted, code
+from .._core.text.printing import AbstractPrinted
 from ..tree.sharding import reshaped
 
 
@@ -174,11 +174,3 @@ def as_bits(scales: BFloat16[Array, "*shape"]) -> UInt16[Array, "*shape"]:
 def from_bits(bits: UInt16[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Undoes `as_bits`, in float32."""
     return jax.lax.bitcast_convert_type(bits, jnp.bfloat16).astype(jnp.float32)
-
-
-def refuse_linear(codec: Any) -> None:
-    raise ValueError(
-        f"{code(codec)} is a linear map, which cannot hold a field that must stay ≥ 0, such as a "
-        "mean of squares: small entries would become 0, and updates are divided by their roots. "
-        'Write `"int8"`, which stores the root, or `"dynamic8"`.'
-    )

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Int32
 
 from .._core.engine.encoded import Spec, uniform
+from .._core.text.printing import code
 from ..tree.sharding import reshaped
 from ._codec import (
     AbstractCodec,
@@ -19,7 +20,6 @@ from ._codec import (
     from_blocks,
     in_blocks,
     largest,
-    refuse_linear,
     relative,
     root,
     rounded,
@@ -62,7 +62,11 @@ class int8(AbstractCodec):
 
     def check(self, spec: Spec) -> None:
         if spec.nonnegative and not self.companded:
-            refuse_linear(self)
+            raise ValueError(
+                f"{code(self)} is a linear map, which cannot hold a field that must stay ≥ 0, such "
+                "as a mean of squares: small entries would become 0, and updates are divided by "
+                'their roots. Write `"int8"`, which stores the root, or `"dynamic8"`.'
+            )
 
     def encode(self, x: Float[Array, "*shape"], spec: Spec, bits: Any = None) -> dict[str, Array]:
         bits = stochastic_bits(self.stochastic, spec, bits)

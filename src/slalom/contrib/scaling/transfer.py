@@ -11,9 +11,8 @@ from ...rules.matrices.matrix_norms import ScaleByRowRms
 from ...rules.measuring.check_finite import CheckFinite
 from ...rules.measuring.monitor import Monitor
 from ...rules.momentum.momentum import Ema, Trace
-from ...rules.shaping.cautious import Cautious
 from ...rules.shaping.clip import Clip, ClipByGlobalNorm, ZClip
-from ...rules.shaping.constrain import SetToZero
+from ...rules.shaping.constrain import Cautious, SetToZero
 from ...rules.shaping.decay import AddDecayedWeights
 from ...rules.shaping.scale import Scale, ScaleBy, ScaleByLearningRate, ScaleBySchedule
 from ...where.layout import LayoutLike

@@ -136,7 +136,7 @@ class ScaleByFactoredRms(AbstractRule[ScaleByFactoredRmsState]):
         # Roots of vectors are cheaper than roots of all their products.
         by_row = tree.inverse_root(row)
         # Divided first, since the sum of the largest squares would overflow.
-        smaller = _smaller(row, column)
+        smaller = tuple(map(min, row.shape, column.shape))  # with both averaged
         mean = _reduce(jnp.sum, row * (math.prod(smaller) / max(row.size, 1)), smaller)
         by_column = tree.inverse_root(column) * tree.root(mean)
 
@@ -154,11 +154,6 @@ class ScaleByFactoredRms(AbstractRule[ScaleByFactoredRmsState]):
             return 1
         rms = tree.root(sum_of_squares() / float(max(g.size, 1)))
         return clip_factor(rms, self.clipping_threshold)
-
-
-def _smaller(row: Array, column: Array) -> tuple[int, ...]:
-    """The shape that is left when rows and columns are both averaged."""
-    return tuple(map(min, row.shape, column.shape))
 
 
 def _reduce(

@@ -12,7 +12,7 @@ from ...tree.types import Hyperparameter, Params, WhereLike
 from ...where.masks import mask
 from ...where.resolve import Where, as_where_or_none
 from .._base import AbstractRule, AbstractTransform
-from .cautious import agreement
+from .constrain import agreement
 from .scale import ScaleByLearningRate
 
 

@@ -11,7 +11,6 @@ from jaxtyping import Array
 
 from .. import fields, tree
 from .._core.text.printing import code
-from ..tree.dtypes import sum_dtype
 from ..tree.paths import dotted
 from ..tree.types import PyTree, Scalar
 from ._projection import AbstractProjection
@@ -226,7 +225,7 @@ class linf_ball(AbstractProjection):
 def _to_simplex(x: PyTree, scale: Scalar) -> PyTree:
     """max(x − τ, 0) with the τ for which the sum is `scale`."""
     leaves, structure = jax.tree.flatten(x)
-    dtype = sum_dtype(leaves)
+    dtype = tree.sum_dtype(leaves)
     scale = tree.cast(scale, dtype)
     top = jnp.array(-jnp.inf, dtype)
     for leaf in leaves:
@@ -295,5 +294,5 @@ def _times(a: PyTree, b: PyTree) -> PyTree:
 
 def _sum(x: PyTree) -> Array:
     """The sum over all entries of all leaves, which are real."""
-    dtype, leaves = sum_dtype(x), jax.tree.leaves(x)
+    dtype, leaves = tree.sum_dtype(x), jax.tree.leaves(x)
     return sum((tree.cast(jnp.sum(leaf), dtype) for leaf in leaves), jnp.zeros((), dtype))

@@ -6,7 +6,10 @@ transforms; the others are for the library.
 
 from .dtypes import (
     accumulation_dtype as accumulation_dtype,
+    as_canonical as as_canonical,
+    as_float as as_float,
     canonical as canonical,
+    canonical_float as canonical_float,
     cast as cast,
     cast_like as cast_like,
     in_precision_of as in_precision_of,
@@ -14,6 +17,7 @@ from .dtypes import (
     is_inexact as is_inexact,
     real_dtype as real_dtype,
     storage_dtype as storage_dtype,
+    sum_dtype as sum_dtype,
     widened as widened,
 )
 from .fresh import (
@@ -43,6 +47,7 @@ from .means import (
     bias_correction as bias_correction,
     increment as increment,
     inner as inner,
+    moved as moved,
     newest_weight as newest_weight,
     sum_of as sum_of,
 )

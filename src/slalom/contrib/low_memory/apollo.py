@@ -12,7 +12,6 @@ from ... import fields, tree
 from ..._core.fields.keys import AbstractKeyed, key_field
 from ...rules._base import AbstractTransform, advise_keywords, chain
 from ...rules.shaping.decay import decayed_descent
-from ...tree.dtypes import sum_dtype
 from ...tree.types import Hyperparameter, Params, WhereLike
 from ...where.layout import LayoutLike
 from .galore import AbstractProjectedAdam, WideMatrix
@@ -77,7 +76,7 @@ class ScaleByApollo(AbstractKeyed, AbstractProjectedAdam[ScaleByApolloState]):
 
     def init(self, params: Params) -> ScaleByApolloState:
         def zeros(x: Array, wide: WideMatrix) -> Array:
-            return jnp.zeros(wide.matrix.batch, sum_dtype(x))
+            return jnp.zeros(wide.matrix.batch, tree.sum_dtype(x))
 
         return ScaleByApolloState(**self._fresh(params, "norm", zeros))
 

@@ -12,7 +12,6 @@ from ...rules._base import AbstractRule, AbstractTransform, Context, State, advi
 from ...rules.momentum.momentum import first_moment
 from ...rules.rate_free._sums import bounded
 from ...rules.shaping.decay import decay_mask, where_field
-from ...tree.dtypes import sum_dtype
 from ...tree.types import Hyperparameter, Params, Scalar, WhereLike
 from ...where.resolve import Where
 
@@ -36,7 +35,7 @@ class _AbstractMomo(AbstractRule[State], _AbstractMomoFields):
 
     def _fresh_numbers(self, params: Params) -> dict[str, Any]:
         """The first numbers of the state."""
-        dtype = sum_dtype(params)
+        dtype = tree.sum_dtype(params)
         first = self.at(Context(step=0)).lower_bound if self.adapt_lower_bound else None
         return {
             "value": jnp.zeros((), dtype),

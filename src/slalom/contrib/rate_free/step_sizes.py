@@ -18,7 +18,6 @@ from ...rules.rate_free._sums import (
 from ...rules.rate_free.dog import squares
 from ...rules.shaping.decay import decayed, where_field
 from ...rules.shaping.scale import ScaleByLearningRate
-from ...tree.dtypes import sum_dtype
 from ...tree.types import Hyperparameter, Params, Scalar, WhereLike
 from ...where.resolve import Where
 
@@ -62,7 +61,7 @@ class ScaleByDowg(AbstractRule[ScaleByDowgState]):
 
     def init(self, params: Params) -> ScaleByDowgState:
         tree.check_inexact(params)
-        dtype = sum_dtype(params)
+        dtype = tree.sum_dtype(params)
         now = self.at(Context(step=0))
         first = now.eps if now.init_estim_sq_dist is None else now.init_estim_sq_dist
         return ScaleByDowgState(jnp.array(first, dtype), jnp.zeros((), dtype), tree.copy(params))

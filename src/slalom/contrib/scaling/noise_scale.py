@@ -9,8 +9,6 @@ from ... import fields, tree
 from ..._core.protocol.bases import AbstractPerExampleTransform
 from ..._core.protocol.context import Context
 from ...rules.rate_free._sums import number
-from ...tree.dtypes import as_float, sum_dtype
-from ...tree.means import moved
 from ...tree.types import Gradients, Params, Updates
 
 
@@ -55,7 +53,7 @@ class MeasureGradientNoise(AbstractPerExampleTransform):
 
     def init(self, params: Params) -> MeasureGradientNoiseState:
         tree.check_inexact(params)
-        dtype = sum_dtype(params)
+        dtype = tree.sum_dtype(params)
         return MeasureGradientNoiseState(
             tree.fresh_count(), jnp.zeros((), dtype), jnp.zeros((), dtype)
         )
@@ -88,8 +86,8 @@ class MeasureGradientNoise(AbstractPerExampleTransform):
         weight = number(tree.newest_weight(now.decay, age), norm)
         return mean, MeasureGradientNoiseState(
             age,
-            moved(state.squared_norm, norm, weight),
-            moved(state.variance, variance, weight),
+            tree.moved(state.squared_norm, norm, weight),
+            tree.moved(state.variance, variance, weight),
         )
 
     def metrics(self, state: MeasureGradientNoiseState) -> dict[str, Array]:
@@ -146,7 +144,7 @@ def gradient_noise_scale(
             "gradient_noise_scale needs a large batch that is larger than the small one, got "
             f"{large_batch} and {small_batch}."
         )
-    small, large = as_float(small_squared_norm), as_float(large_squared_norm)
+    small, large = tree.as_float(small_squared_norm), tree.as_float(large_squared_norm)
     dtype = tree.accumulation_dtype(small.dtype, large.dtype)
     norm, variance = _estimates(small.astype(dtype), small_batch, large.astype(dtype), large_batch)
     return _quotient(variance, norm)

@@ -17,7 +17,6 @@ from ..._core.protocol.bases import AbstractStatelessTransform
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Merge
 from ...rules._layout import warn_guessed
-from ...tree.dtypes import canonical_float
 from ...tree.types import Params, Updates
 from ...where.layout import Layout, LayoutLike, as_layout, layout_of
 from ...where.masks import resolve
@@ -151,7 +150,7 @@ class QKClip(AbstractStatelessTransform):
     merges: ClassVar[Mapping[str, Merge]] = {
         "max_logits": Merge(
             start=lambda rule, params: jnp.zeros(
-                (len(rule._groups(params)), rule.heads), canonical_float()
+                (len(rule._groups(params)), rule.heads), tree.canonical_float()
             ),
             read=lambda logits, like: _logit_rows(logits, *like.shape),
             entry=lambda rows: rows,
@@ -207,7 +206,7 @@ class QKClip(AbstractStatelessTransform):
 
 def _logit_rows(logits: PyTree, layers: int, heads: int) -> Float[Array, "layers heads"]:
     """The logits of all layers in one array, from `max_logits` as the loss returns it."""
-    leaves = [jnp.asarray(x, canonical_float()) for x in jax.tree.leaves(logits)]
+    leaves = [jnp.asarray(x, tree.canonical_float()) for x in jax.tree.leaves(logits)]
     good = all(x.shape[-1:] == (heads,) for x in leaves)
     if not good or sum(x.size for x in leaves) != layers * heads:
         got = ", ".join(str(x.shape) for x in leaves)
@@ -216,7 +215,7 @@ def _logit_rows(logits: PyTree, layers: int, heads: int) -> Float[Array, "layers
             f"selects × heads, or a tree of such arrays, got {got or 'nothing'}."
         )
     rows = [x.reshape(-1, heads) for x in leaves]
-    return jnp.concatenate(rows or [jnp.zeros((0, heads), canonical_float())])
+    return jnp.concatenate(rows or [jnp.zeros((0, heads), tree.canonical_float())])
 
 
 def _text(outputs: _Outputs) -> str:

@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import fields, tree
-from ...tree.dtypes import sum_dtype
 from ...tree.types import Hyperparameter, Params, WhereLike
 from ...where.resolve import as_where
 from .._base import AbstractRule, AbstractTransform, advise_keywords, chain
@@ -59,7 +58,7 @@ class ScaleByNovograd(AbstractRule[ScaleByNovogradState]):
     def init(self, params: Params) -> ScaleByNovogradState:
         return ScaleByNovogradState(
             age=tree.fresh_count(),
-            nu=jnp.zeros(len(jax.tree.leaves(params)), sum_dtype(params)),
+            nu=jnp.zeros(len(jax.tree.leaves(params)), tree.sum_dtype(params)),
             mu=first_moment(self, params, "b1"),
         )
 

@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from ... import fields, tree
-from ...tree.means import moved
 from ...tree.types import Hyperparameter, WhereLike
 from ...where.resolve import as_where
 from .._base import AbstractTransform, advise_keywords, chain
@@ -57,8 +56,8 @@ class ScaleByStableAdam(AbstractAdam):
         self.least = tree.positive(jnp.square(self.eps))
 
     def advance(self, g, leaf):
-        leaf.mu = moved(leaf.mu, g, self.w1)
-        leaf.nu = moved(leaf.nu, tree.bounded_square(g), self.w2)
+        leaf.mu = tree.moved(leaf.mu, g, self.w1)
+        leaf.nu = tree.moved(leaf.nu, tree.bounded_square(g), self.w2)
 
     def direction(self, g, leaf):
         # Not the mean of a quotient of squares, and not `tree.rms`, which reads the quotient twice:

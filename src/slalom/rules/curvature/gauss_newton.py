@@ -12,7 +12,6 @@ from ... import fields, tree
 from ..._core.protocol.linearization import Linearization
 from ..._core.protocol.real_vectors import to_vector
 from ..._core.protocol.residuals import Residuals
-from ...tree.dtypes import canonical_float
 from ...tree.types import Hyperparameter, Params, Scalar, Updates
 from .._base import AbstractTransform, Context, advise_keywords, chain
 from ..linesearch.backtracking import ScaleByBacktrackingLinesearch
@@ -108,7 +107,7 @@ class ScaleByGaussNewton(AbstractTransform[ScaleByGaussNewtonState]):
             return tree.zeros_like(params, tree.accumulation_dtype)
 
         return ScaleByGaussNewtonState(
-            damping=jnp.zeros((), canonical_float()),
+            damping=jnp.zeros((), tree.canonical_float()),
             num_failures=tree.fresh_count(),
             stuck=jnp.array(False),
             age=tree.fresh_count(),

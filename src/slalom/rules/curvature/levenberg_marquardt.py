@@ -11,7 +11,6 @@ from ... import fields, tree
 from ..._core.protocol.linearization import Linearization
 from ..._core.protocol.real_vectors import to_vector
 from ..._core.protocol.residuals import Residuals
-from ...tree.dtypes import canonical_float
 from ...tree.types import Hyperparameter, Params, Scalar, Updates
 from .._base import AbstractTransform, Context, advise_keywords
 from ._box import Box, in_boxes
@@ -138,7 +137,7 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
 
     def init(self, params: Params) -> ScaleByLevenbergMarquardtState:
         tree.check_inexact(params)
-        dtype = canonical_float()
+        dtype = tree.canonical_float()
         return ScaleByLevenbergMarquardtState(
             damping=jnp.zeros((), dtype),
             growth=jnp.full((), 2, dtype),

@@ -12,7 +12,6 @@ from jaxtyping import Array, Bool
 from ... import tree
 from ..._core.protocol.loss import Loss
 from ..._core.protocol.parts import Part
-from ...tree.dtypes import as_canonical, as_float
 from ...tree.types import Params, PyTree, Scalar, Updates
 from .._base import AbstractTransform, Context
 
@@ -73,7 +72,7 @@ class Line(NamedTuple):
 
     def slope_of(self, grad: Updates) -> Scalar:
         """The derivative with respect to η, given the gradient of the loss."""
-        return as_canonical(tree.inner(grad, self.updates))
+        return tree.as_canonical(tree.inner(grad, self.updates))
 
 
 class _LineBounds(NamedTuple):
@@ -101,7 +100,7 @@ def _boxed(
     """The updates without entries that leave the box at once, and the effect of the bounds."""
     params = tree.widened(params)
     nearest = _clipped(params, bounds)
-    outside, limits, inward = jnp.array(False), [as_canonical(jnp.inf)], []
+    outside, limits, inward = jnp.array(False), [tree.as_canonical(jnp.inf)], []
     leaves = [jax.tree.leaves(x) for x in (params, nearest, updates, *bounds)]
     for x, near, u, lower, upper in zip(*leaves, strict=True):
         if jnp.iscomplexobj(u):
@@ -115,7 +114,7 @@ def _boxed(
         # A little further, and clipped: a rounding short of the bound would leave the next search
         # no room.
         rates = rates * (1 + 4 * jnp.finfo(u.dtype).eps)
-        limits.append(as_canonical(jnp.min(rates, initial=jnp.inf)))
+        limits.append(tree.as_canonical(jnp.min(rates, initial=jnp.inf)))
     inward = jax.tree.structure(updates).unflatten(inward)
     back = tree.map_leaves(lambda _, near, x: near - x, (nearest, params))
     updates = jax.tree.map(lambda b, u: jnp.where(outside, b, u), back, inward)
@@ -142,15 +141,15 @@ def line(
     box = None
     if context.bounds is not None:
         updates, box = _boxed(params, updates, context.bounds)
-    slope = as_canonical(tree.inner(grad, updates))
+    slope = tree.as_canonical(tree.inner(grad, updates))
     grad = tree.cast_like(grad, params)  # as at every other point
-    return Line(params, updates, as_canonical(as_float(value)), grad, slope, checked, box)
+    return Line(params, updates, tree.as_canonical(tree.as_float(value)), grad, slope, checked, box)
 
 
 def numbers(transform: AbstractTransform, context: Context | None) -> SimpleNamespace:
     """The hyperparameters of this step in the dtype of the scalars of the search."""
-    now = vars(transform.at(context))
-    return SimpleNamespace(**{k: None if x is None else as_canonical(x) for k, x in now.items()})
+    now = vars(transform.at(context)).items()
+    return SimpleNamespace(**{k: x if x is None else tree.as_canonical(x) for k, x in now})
 
 
 def scale_or_zero(updates: Updates, rate: Scalar) -> Updates:

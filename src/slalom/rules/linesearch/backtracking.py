@@ -10,7 +10,6 @@ from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 
 from ... import fields, tree
 from ..._core.protocol.context import Context
-from ...tree.dtypes import canonical_float
 from ...tree.types import Params, Scalar, Updates
 from ._line import AbstractLinesearch, Line, line, next_guess, numbers, scale_or_zero, steepest
 
@@ -96,7 +95,7 @@ class ScaleByBacktrackingLinesearch(AbstractLinesearch):
 
     def init(self, params: Params) -> ScaleByBacktrackingLinesearchState:
         tree.check_inexact(params)
-        dtype = canonical_float()
+        dtype = tree.canonical_float()
         return ScaleByBacktrackingLinesearchState(
             learning_rate=jnp.ones((), dtype),
             guess=jnp.ones((), dtype),

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, PyTree, Real
 
 from ... import fields, tree
-from ...tree.means import moved
 from ...tree.types import Hyperparameter, Params, Scalar, WhereLike
 from ...where.layout import LayoutLike
 from .._base import AbstractRule, AbstractTransform, advise_keywords, chain
@@ -119,7 +118,7 @@ class ScaleByFactoredRms(AbstractRule[ScaleByFactoredRmsState]):
 
     def advance(self, g, leaf):
         leaf.nu = tuple(
-            moved(old, _mean_of_squares(g, i, old.shape) + self.eps, self.weight)
+            tree.moved(old, _mean_of_squares(g, i, old.shape) + self.eps, self.weight)
             for i, old in enumerate(leaf.nu)
         )
 

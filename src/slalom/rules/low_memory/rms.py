@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import fields, tree
-from ...tree.means import moved
 from ...tree.types import Hyperparameter, Params, Scalar
 from .._base import AbstractRule, AbstractTransform, Context, advise_keywords, chain
 from ..momentum.momentum import momentum_if_any
@@ -128,7 +127,7 @@ class ScaleByStddev(AbstractRule[ScaleByStddevState]):
         self._set_weights(state.age)
 
     def advance(self, g, leaf):
-        leaf.mu = moved(leaf.mu, g, self.weight)
+        leaf.mu = tree.moved(leaf.mu, g, self.weight)
         # XLA would copy the old mean, which the variance still reads (see `_core/engine`).
         distance = self.back * (g - leaf.mu)
         leaf.nu = self.keep * leaf.nu + self.spread * tree.bounded_square(distance)

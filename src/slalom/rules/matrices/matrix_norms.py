@@ -11,8 +11,6 @@ from jaxtyping import Array, Float, PyTree
 
 from ... import fields, tree
 from ..._core.engine.matrices import matrices
-from ...tree.dtypes import sum_dtype
-from ...tree.means import moved
 from ...tree.types import Hyperparameter, Params, WhereLike
 from ...where import matrix
 from ...where.layout import LayoutLike
@@ -68,7 +66,7 @@ class ScaleByRowRms(AbstractRule[ScaleByRowRmsState]):
         warn_guessed(self, params)
         leaves, structure = jax.tree.flatten(params)
         nu = [
-            (jnp.zeros((m.batch, m.rows, 1), sum_dtype(x)),)
+            (jnp.zeros((m.batch, m.rows, 1), tree.sum_dtype(x)),)
             for m, x in zip(views, leaves, strict=True)
         ]
         return ScaleByRowRmsState(structure.unflatten(nu))
@@ -86,7 +84,7 @@ class ScaleByRowRms(AbstractRule[ScaleByRowRmsState]):
         x = self.plan.read(g)
         count = max(self.plan.columns, 1)
         self.squares = tree.bounded(jnp.sum(tree.abs_squared(x), -1, keepdims=True) / count)
-        leaf.nu = (moved(leaf.nu[0], self.squares, self.c2),)
+        leaf.nu = (tree.moved(leaf.nu[0], self.squares, self.c2),)
 
     def direction(self, g, leaf):
         (nu,) = leaf.nu

@@ -13,7 +13,6 @@ from ... import fields, tree
 from ..._core.protocol.parts import Part
 from ..._core.protocol.writer import RETURN
 from ..._core.text.printing import Call, constructor_call
-from ...tree.means import moved
 from ...tree.paths import leaf_paths
 from ...tree.types import Params, Updates, is_function
 from .._base import AbstractTransform, Context
@@ -124,7 +123,7 @@ class MeasureWithEma(_AbstractMonitor):
         new = _measured(self.measure, updates, state.ema)
 
         def rule(now, mean, new):
-            return moved(mean, new, now.weight)
+            return tree.moved(mean, new, now.weight)
 
         ema = tree.cast_like(tree.map_leaves(rule, (state.ema, new), now), state.ema)
         measured = MeasureWithEmaState(age, ema)

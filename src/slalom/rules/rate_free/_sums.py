@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import fields, tree
-from ...tree.dtypes import sum_dtype
 from ...tree.types import Params, Scalar
 from ...where.resolve import Where
 from .._base import AbstractRule, Context, State
@@ -47,7 +46,7 @@ class AbstractEstimatingAdam(AbstractRule[State], _AbstractEstimatingFields):
 
     def _fresh(self, params: Params) -> dict[str, Any]:
         """The fields of `AbstractEstimatingState` at first."""
-        first, dtype = self.at(Context(step=0)).estim_lr0, sum_dtype(params)
+        first, dtype = self.at(Context(step=0)).estim_lr0, tree.sum_dtype(params)
         return {
             "age": tree.fresh_count(),
             "estim_lr": jnp.array(first, dtype),

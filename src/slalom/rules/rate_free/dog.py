@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Array, Float, Inexact, PyTree
 
 from ... import fields, tree
-from ...tree.dtypes import sum_dtype
 from ...tree.types import Hyperparameter, Params, WhereLike
 from .._base import AbstractRule, AbstractTransform, Context, advise_keywords, chain
 from ..shaping.decay import decayed
@@ -61,7 +60,7 @@ class ScaleByDog(AbstractRule[ScaleByDogState]):
 
     def init(self, params: Params) -> ScaleByDogState:
         tree.check_inexact(params)
-        dtype = sum_dtype(params)
+        dtype = tree.sum_dtype(params)
         first = self.at(Context(step=0)).init_step
         if self.init_step_type == "heuristic":
             norm = tree.global_norm(params)
@@ -184,7 +183,7 @@ class ScaleByDistanceOverGradients(AbstractRule[ScaleByDistanceOverGradientsStat
 
         return ScaleByDistanceOverGradientsState(
             max_dist=tree.map_leaves(first_distance, (params,), self.at(Context(step=0))),
-            grad_sum_of_squares=jax.tree.map(lambda p: jnp.zeros((), sum_dtype(p)), params),
+            grad_sum_of_squares=jax.tree.map(lambda p: jnp.zeros((), tree.sum_dtype(p)), params),
             init_params=tree.copy(params, self._start_dtype),
         )
 

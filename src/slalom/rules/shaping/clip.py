@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from ... import fields, tree
-from ...tree.dtypes import canonical_float
 from ...tree.types import Params, Scalar
 from ...where.layout import LayoutLike
 from .._base import AbstractRule
@@ -86,7 +85,8 @@ class ClipByGlobalNorm(AbstractRule[ClipByGlobalNormState | None]):
 
     def init(self, params: Params) -> ClipByGlobalNormState | None:
         tree.no_state(params)
-        return ClipByGlobalNormState(jnp.zeros((), canonical_float())) if self.delayed else None
+        norm = jnp.zeros((), tree.canonical_float())
+        return ClipByGlobalNormState(norm) if self.delayed else None
 
     def measure(self, g, leaf):
         # `NormOf` may read the gradients again, so all of them would be kept until then.
@@ -263,7 +263,8 @@ class ZClip(AbstractRule[ZClipState]):
 
     def init(self, params: Params) -> ZClipState:
         tree.no_state(params)
-        return ZClipState(tree.fresh_count(), *(jnp.zeros((), canonical_float()) for _ in range(3)))
+        zeros = (jnp.zeros((), tree.canonical_float()) for _ in range(3))
+        return ZClipState(tree.fresh_count(), *zeros)
 
     def measure(self, g, leaf):
         return {"norm": tree.NormOf(g)}

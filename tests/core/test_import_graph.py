@@ -41,8 +41,9 @@ LAYERS = [
 ]
 
 
-# The same inside `rules`. Below the rooms is `_layout`, and above them nothing.
+# The same inside `rules`. Below the rooms are `_base` and `_layout`, and above them nothing.
 ROOMS = [
+    "_base",
     "_layout",
     "shaping",
     "momentum",

@@ -329,7 +329,7 @@ ERRORS = {
     ),
     "no scale": (
         lambda: sl.Orthogonalize(scale="moonlight"),
-        "Orthogonalize.scale must be one of 'original', 'spectral', 'match_rms_adamw', None, got "
+        "Orthogonalize.scale must be 'original', 'spectral', 'match_rms_adamw' or None, got "
         "'moonlight'.",
     ),
     "too many steps": (

@@ -41,15 +41,6 @@ def _layouts(rule: Any, params: Params) -> tuple[Layout, ...]:
 
 # --- how large an orthogonal update is ------------------------------------------------------
 
-_SCALES = "original", "spectral", "match_rms_adamw", None
-
-
-def check_scale(name: str, scale: object) -> None:
-    """Raises `ValueError` for a scale that `scale_of` does not know."""
-    if scale not in _SCALES:
-        names = ", ".join(map(repr, _SCALES))
-        raise ValueError(f"{name} must be one of {names}, got {scale!r}.")
-
 
 def scale_of(scale: str | None, rows: int, columns: int, rank: int | None = None) -> float:
     """The factor s of a matrix, as `Orthogonalize` describes it.

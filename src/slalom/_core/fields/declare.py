@@ -150,7 +150,7 @@ def count_field(default: object = _MISSING, *, least: int = 1, kw_only: bool = F
     return checked_field(check, default, converter=_as_steps, kw_only=kw_only)
 
 
-def choice_field(default: str | None, *others: str, kw_only: bool = False) -> Any:
+def choice_field(default: str | None, *others: str | None, kw_only: bool = False) -> Any:
     """Declares a static field that is one of several strings.
 
     **Arguments:**

@@ -74,9 +74,7 @@ class ScaleByIvon(AbstractKeyed, AbstractTransform[ScaleByIvonState]):
     b2: fields.Number = fields.hyperparameter(0.99999, within="[0, 1)")
     hessian_init: fields.Number = fields.hyperparameter(1.0, within="(0, inf)")
     weight_decay: fields.Number = fields.hyperparameter(1e-4, within="(0, inf)")
-    clip_radius: fields.OptionalNumber = fields.hyperparameter(
-        None, within="(0, inf)", optional=True
-    )
+    clip_radius: fields.OptionalNumber = fields.hyperparameter(None, within="(0, inf)")
     key: Any = key_field(default=0)
 
     needs: ClassVar[tuple[str, ...]] = ("params",)

@@ -15,7 +15,7 @@ from ..._core.engine.matrices import matrices
 from ..._core.fields.declare import checked_field
 from ..._core.fields.keys import AbstractKeyed, key_field
 from ...rules._base import AbstractRule, AbstractTransform, advise_keywords
-from ...rules._layout import check_scale, matrices_as_text, scale_of, warn_guessed
+from ...rules._layout import matrices_as_text, scale_of, warn_guessed
 from ...rules.matrices._orthonormal import adjoint, first_shift, products_and_factor, times_adjoint
 from ...rules.matrices._routing import chosen, descent, rate_beside_muon, with_adam_elsewhere
 from ...rules.momentum.momentum import first_moment
@@ -94,7 +94,7 @@ class ScaleByDion(AbstractKeyed, AbstractRule[ScaleByDionState]):
 
     rank_fraction: Any = checked_field(_check_fraction, 0.25)
     b1: fields.Number = fields.hyperparameter(0.95, within="[0, 1)")
-    scale: str | None = checked_field(check_scale, "spectral")
+    scale: str | None = fields.choice_field("spectral", "original", "match_rms_adamw", None)
     mu_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
     key: Any = key_field(default=0, kw_only=True)
     layout: LayoutLike = fields.layout_field()

@@ -111,13 +111,13 @@ class ScaleByKlSoap(AbstractInEigenbasis[ScaleByKlSoapState]):
 
     def advance(self, g, leaf):
         g = bounded_entries(g)
-        rotated = self.into_basis(g, leaf.basis)
+        rotated = self._into_basis(g, leaf.basis)
         moments = self.moments(rotated, leaf.rotated_mu, leaf.rotated_nu)
         leaf.rotated_mu, leaf.rotated_nu = moments
         share = jnp.where(self.is_first, 1, self.c_s)
 
         def sides(factors: Sequence[Array]) -> list[Array | None]:
-            return self.by_side(g.shape, factors)
+            return self._by_side(g.shape, factors)
 
         def whitened(x: Array, basis: Array | None, inverse_root: Array | None) -> Array:
             """Λ^(−1/2)·Qᴴ·x; x itself without a basis, and in the first step."""
@@ -259,9 +259,9 @@ class ScaleBySplus(AbstractTwoSided[ScaleBySplusState]):
         leaf.unit = (unit,)
         leaf.mu = self.b1 * leaf.mu + self.c1 * g
         statistics = tuple(x * (old / unit) ** 2 for x in leaf.statistics)
-        leaf.statistics = self.toward_products(statistics, self.c2, g * (1 / unit))
+        leaf.statistics = self._toward_products(statistics, self.c2, g * (1 / unit))
 
     def direction(self, g, leaf):
-        x = self.into_basis(leaf.mu * (1 / leaf.unit[0]), leaf.basis)
-        sign = jnp.where(self.is_exact | self.above_rounding(x), jnp.sign(x), 0)
-        return self.out_of_basis(sign * (2 / max(sum(g.shape), 1)), leaf.basis)
+        x = self._into_basis(leaf.mu * (1 / leaf.unit[0]), leaf.basis)
+        sign = jnp.where(self.is_exact | self._above_rounding(x), jnp.sign(x), 0)
+        return self._out_of_basis(sign * (2 / max(sum(g.shape), 1)), leaf.basis)

@@ -85,18 +85,12 @@ def minimizer(box: Box, pairs: Pairs, theta: Scalar) -> Float[Array, " params"]:
         slope = jnp.vdot(box.gradient, end - box.x)
         return (slope < 0) & jnp.all(jnp.isfinite(end))
 
-    end = _minimizer(box, model_of(pairs, theta))
+    end = _over_the_free(box, model_of(pairs, theta))
     empty = Pairs(pairs.s, pairs.y, jnp.zeros_like(pairs.stored))
     # Where rounding has spoiled the model, the gradient alone is left.
     return jax.lax.cond(
         descends(end), lambda: end, lambda: cauchy_point(box, model_of(empty, theta))
     )
-
-
-def _minimizer(box: Box, model: _Model) -> Array:
-    start = cauchy_point(box, model)
-    free = (start > box.lower) & (start < box.upper)
-    return _over_the_free(box, model, start, free)
 
 
 def model_of(pairs: Pairs, theta: Scalar) -> _Model:
@@ -148,9 +142,12 @@ def cauchy_point(box: Box, model: _Model) -> Float[Array, " params"]:
     return jnp.where(times <= time, jnp.where(g == 0, x, ahead), there)
 
 
-def _over_the_free(box: Box, model: _Model, start: Array, free: Array) -> Array:
-    """The minimum of the model over the free parameters, taken back into the box."""
+def _over_the_free(box: Box, model: _Model) -> Array:
+    """The minimum of the model over the parameters that are free at the Cauchy point, taken back
+    into the box."""
     x, g, theta = box.x, box.gradient, model.theta
+    start = cauchy_point(box, model)
+    free = (start > box.lower) & (start < box.upper)
     w = jnp.where(free[:, None], model.w, 0)
     moved = jnp.linalg.solve(model.inverse, model.w.T @ (start - x))
     residual = jnp.where(free, g + theta * (start - x), 0) - w @ moved

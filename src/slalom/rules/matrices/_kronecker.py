@@ -102,26 +102,28 @@ class AbstractTwoSided(AbstractRefreshed[State], _AbstractTwoSidedFields):
         sides = zip(has_factor(shape, self.max_size), shape, strict=True)
         return tuple(jnp.zeros((n, n), dtype) for has, n in sides if has)
 
-    def by_side(self, shape: Sequence[int], factors: Sequence[Array]) -> list[Array | None]:
+    def _by_side(self, shape: Sequence[int], factors: Sequence[Array]) -> list[Array | None]:
         """The factors of the rows and of the columns; `None` for a side without one."""
         remaining = iter(factors)
         return [next(remaining) if has else None for has in has_factor(shape, self.max_size)]
 
-    def into_basis(self, x: Inexact[Array, "n m"], basis: Sequence[Array]) -> Inexact[Array, "n m"]:
+    def _into_basis(
+        self, x: Inexact[Array, "n m"], basis: Sequence[Array]
+    ) -> Inexact[Array, "n m"]:
         """Q_Lᴴ·x·Q_R."""
-        left, right = self.by_side(x.shape, basis)
+        left, right = self._by_side(x.shape, basis)
         x = x if left is None else adjoint_times(left, x)
         return x if right is None else x @ right
 
-    def out_of_basis(
+    def _out_of_basis(
         self, x: Inexact[Array, "n m"], basis: Sequence[Array]
     ) -> Inexact[Array, "n m"]:
         """Q_L·x·Q_Rᴴ."""
-        left, right = self.by_side(x.shape, basis)
+        left, right = self._by_side(x.shape, basis)
         x = x if left is None else left @ x
         return x if right is None else times_adjoint(x, right)
 
-    def above_rounding(self, x: Inexact[Array, "n m"]) -> Bool[Array, "n m"]:
+    def _above_rounding(self, x: Inexact[Array, "n m"]) -> Bool[Array, "n m"]:
         """Marks entries in the basis above the rounding error of the largest one.
 
         A rule that normalizes its entries would otherwise make full steps of entries that are
@@ -136,7 +138,7 @@ class AbstractTwoSided(AbstractRefreshed[State], _AbstractTwoSidedFields):
         # NaN is kept, so that it stays visible.
         return ~(size <= unit * jnp.max(size, summed, keepdims=True, initial=0))
 
-    def determined(self, nu: Float[Array, "n m"]) -> Bool[Array, "n m"]:
+    def _determined(self, nu: Float[Array, "n m"]) -> Bool[Array, "n m"]:
         """Marks entries of eigenvectors that are not a mixture of rounding errors.
 
         A factor with the largest eigenvalue 1 has an error of about a unit of rounding ε. So no
@@ -158,11 +160,11 @@ class AbstractTwoSided(AbstractRefreshed[State], _AbstractTwoSidedFields):
                 keep = keep & ~(values <= least * (least / smallest))
         return keep
 
-    def toward_products(
+    def _toward_products(
         self, statistics: Sequence[Array], share: Array, g: Inexact[Array, "n m"]
     ) -> tuple[Array, ...]:
         """The means L and R, moved by a share of the way to g·gᴴ and gᴴ·g."""
-        left, right = self.by_side(g.shape, statistics)
+        left, right = self._by_side(g.shape, statistics)
         if left is not None:
             left = left + share * (g @ adjoint(g) - left)
         if right is not None:

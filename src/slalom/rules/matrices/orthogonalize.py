@@ -15,7 +15,7 @@ from ..._core.protocol.bases import AbstractStatelessTransform
 from ...tree.types import Hyperparameter, Params, Updates, WhereLike
 from ...where.layout import Layout, LayoutLike, Matrix
 from .._base import AbstractTransform, Context, advise_keywords
-from .._layout import check_scale, scale_of, warn_guessed
+from .._layout import scale_of, warn_guessed
 from ..momentum.momentum import Trace
 from ._newton_schulz import (
     MARGINS,
@@ -130,7 +130,7 @@ class Orthogonalize(AbstractStatelessTransform):
         _check_coefficients, "standard", converter=_as_triples
     )
     ns_steps: int = fields.count_field(5)
-    scale: str | None = checked_field(check_scale, "original")
+    scale: str | None = fields.choice_field("original", "spectral", "match_rms_adamw", None)
     compute_dtype: np.dtype | None = fields.dtype_field()
     balance: int = fields.count_field(0, least=0)
     preconditioning: str = fields.choice_field(*PRECONDITIONINGS, kw_only=True)

@@ -78,10 +78,10 @@ class AbstractInEigenbasis(AbstractTwoSided[EigenState]):
     def direction(self, g, leaf):
         divisor = tree.root(tree.positive(leaf.rotated_nu) * self.nu_scale) + self.eps
         # The mean is rounded again whenever it turns.
-        keep = self.above_rounding(leaf.rotated_mu)
-        keep = keep & self.determined(leaf.rotated_nu)
+        keep = self._above_rounding(leaf.rotated_mu)
+        keep = keep & self._determined(leaf.rotated_nu)
         mu = jnp.where(keep, leaf.rotated_mu, 0) * self.mu_scale
-        return self.out_of_basis(mu / divisor, leaf.basis)
+        return self._out_of_basis(mu / divisor, leaf.basis)
 
     def at_first(self, params: Params) -> dict[str, Any]:
         """The fields that the states have in common, before the first step."""
@@ -121,12 +121,12 @@ class AbstractInEigenbasis(AbstractTwoSided[EigenState]):
         mu = tree.after(mu, sides[-1:])
         with jax.default_matmul_precision("highest"):
             # Less work than with the products of old and new eigenvectors.
-            mu = self.into_basis(self.out_of_basis(mu, basis), new)
+            mu = self._into_basis(self._out_of_basis(mu, basis), new)
         return new, mu, [order for _, order in sides]
 
     def moments(self, rotated: Array, mu: Array, nu: Array) -> tuple[Array, Array]:
         """The moments after a gradient in the basis."""
-        rotated = jnp.where(self.above_rounding(rotated), rotated, 0)
+        rotated = jnp.where(self._above_rounding(rotated), rotated, 0)
         mu = self.b1 * mu + self.c1 * rotated
         return mu, self.b2 * nu + self.c2 * tree.bounded_square(rotated)
 
@@ -197,17 +197,17 @@ class ScaleBySoap(AbstractInEigenbasis[ScaleBySoapState]):
         nu = tree.after(leaf.rotated_nu, leaf.basis[-1:])
         rows, columns = (
             jnp.arange(size) if order is None else order
-            for size, order in zip(nu.shape, self.by_side(nu.shape, orders), strict=True)
+            for size, order in zip(nu.shape, self._by_side(nu.shape, orders), strict=True)
         )
         # By one gather: of two, XLA makes an invalid program where a mesh divides both sides.
         leaf.rotated_nu = nu[rows[:, None], columns]
 
     def advance(self, g, leaf):
         g = bounded_entries(g)
-        rotated = self.into_basis(g, leaf.basis)
+        rotated = self._into_basis(g, leaf.basis)
         moments = self.moments(rotated, leaf.rotated_mu, leaf.rotated_nu)
         leaf.rotated_mu, leaf.rotated_nu = moments
-        leaf.statistics = self.toward_products(leaf.statistics, self.c_s, g)
+        leaf.statistics = self._toward_products(leaf.statistics, self.c_s, g)
 
 
 @advise_keywords

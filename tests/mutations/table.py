@@ -174,8 +174,8 @@ MUTATIONS = {
     ),
     "a rebound rule takes a part of the state of a parameter": Mutation(
         "_loop/reports/rebind.py",
-        "if any(i not in fits for i in group):",
-        "if all(i not in fits for i in group):",
+        "if owners.get(i) not in torn}",
+        "if owners.get(i) not in ()}",
         "binding/test_reset_and_rebind.py",
     ),
     "`minimize` stands still for a step too many": Mutation(

@@ -1,5 +1,6 @@
 """Transfers a state to another transform or model."""
 
+import collections
 import operator
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from ..._core.text.messages import warn
 from ...tree.paths import leaf_paths
 from ...tree.types import PyTree, Tracer
 from .rebinding import Rebinding
-from .rows import Indices, Moved, moved, shape_of
+from .rows import Indices, Moved, moved, nodes_with_ages, shape_of
 
 
 class Side(NamedTuple):
@@ -75,11 +76,6 @@ class Transfer(NamedTuple):
     used: set[int]
     """The old leaves whose values are taken."""
 
-    def without(self, dropped: set[int]) -> "Transfer":
-        """The transfer in which these new leaves keep their initial values."""
-        kept = [{i: x for i, x in d.items() if i not in dropped} for d in self[:3]]
-        return Transfer(kept[0], kept[1], kept[2], self.clocks, self.used)
-
 
 def carry(
     old: tuple[AbstractTransform, PyTree, PyTree],
@@ -105,26 +101,25 @@ def carry(
         before = before._replace(leaves=moved(before.places, before.leaves, before.params, rows))
     matched = transfer(before, after, _fits)
     leaves = list(after.leaves)
-    clocks = matched.clocks
+    fits, gathered, clocks = matched.fits, matched.gathered, matched.clocks
     _warn_of_jumps(new[0], before, after, {*clocks.values()}, count)
     recoded, anew = set(), set()
-    if not goes_on and matched.fits.keys() == {*range(len(leaves))}:
+    if not goes_on and fits.keys() == {*range(len(leaves))}:
         anew = _of_copies(after.places)
-        matched = matched.without(anew)
-    for i, j in matched.fits.items():
+        fits, gathered = ({i: x for i, x in d.items() if i not in anew} for d in (fits, gathered))
+    for i, j in fits.items():
         x = before.leaves[j]
         leaves[i] = in_form_of(after.leaves[i], x.onto(leaves[i]) if isinstance(x, Moved) else x)
         if _storage(leaves[i]) != _storage(whole.leaves[j]):
             recoded.add(i)
-    for i, value in matched.gathered.items():
+    for i, value in gathered.items():
         leaves[i] = value
     for i, j in clocks.items():
         leaves[i] = in_form_of(after.leaves[i], count if j is None else before.leaves[j])
-    carried = matched.fits.keys() | matched.gathered.keys() | clocks.keys()
-    reshaped = {
-        i for i in matched.origins.keys() - carried if matched.origins[i] not in matched.used
-    }
-    used = matched.used | {matched.origins[i] for i in reshaped} | {*clocks.values()} - {None}
+    carried = fits.keys() | gathered.keys() | clocks.keys()
+    misfits = {i: j for i, j in matched.origins.items() if i not in carried | anew}
+    reshaped = {i for i, j in misfits.items() if j not in matched.used}
+    used = matched.used | {misfits[i] for i in reshaped} | {*clocks.values()} - {None}
     # Ages say nothing apart from their leaves, so a path is listed once even if it restarts.
     ages = {slot.name: j for j, slot in enumerate(before.places) if slot.mark == PER_LEAF}
     restarted = {i for i, slot in enumerate(after.places) if slot.name in ages}
@@ -168,10 +163,10 @@ def transfer(before: Side, after: Side, same_kind: Callable[[Any, Any], bool]) -
         if same_kind(before.leaves[j], after.leaves[i])
         and (after.places[i].mark != PER_LEAF or before.params == after.params)
     }
-    for group in _aged_groups(after.places):
-        if any(i not in fits for i in group):
-            for i in group:
-                fits.pop(i, None)
+    aged = nodes_with_ages(after.places)
+    owners = {i: (s.node, s.param) for i, s in enumerate(after.places) if s.node in aged}
+    torn = {owner for i, owner in owners.items() if owner[1] is not None and i not in fits}
+    fits = {i: j for i, j in fits.items() if owners.get(i) not in torn}
     used, gathered = set(fits.values()), {}
     for i in after.entries:
         sources = _entries(i, fits, before, after)
@@ -216,7 +211,7 @@ def _storage(x: Any) -> Any:
 
 def _origins(before: Side, after: Side) -> dict[int, int]:
     """The old leaf whose value each new leaf would take, if there is one."""
-    aged = {slot.node for slot in after.places if slot.mark == PER_LEAF}
+    aged = nodes_with_ages(after.places)
 
     def momentum(slot: Slot) -> Hashable:
         return slot.local if slot.field == "mu" else None
@@ -224,35 +219,22 @@ def _origins(before: Side, after: Side) -> dict[int, int]:
     def unaged_momentum(slot: Slot) -> Hashable:
         return None if slot.node in aged else momentum(slot)
 
+    by_name, by_local = (operator.attrgetter("rule", name) for name in ("name", "local"))
     origins: dict[int, int] = {}
-    for fields in (("rule", "name"), ("rule", "local")):
-        key = operator.attrgetter(*fields)
-        _pair_up(key, key, before, after, origins)
-    _pair_up(momentum, unaged_momentum, before, after, origins)
+    pairs = (by_name, by_name), (by_local, by_local), (momentum, unaged_momentum)
+    for old_key, new_key in pairs:
+        old = _alone(old_key, before, {*origins.values()})
+        new = _alone(new_key, after, {*origins})
+        origins |= {new[key]: old[key] for key in new.keys() & old.keys()}
     return origins
-
-
-def _pair_up(
-    old_key: Callable[[Slot], Hashable],
-    new_key: Callable[[Slot], Hashable],
-    before: Side,
-    after: Side,
-    origins: dict[int, int],
-) -> None:
-    """Adds the pairs of unpaired leaves whose key is unique on both sides."""
-    old = _alone(old_key, before, set(origins.values()))
-    new = _alone(new_key, after, set(origins))
-    for key in new.keys() & old.keys():
-        origins[new[key]] = old[key]
 
 
 def _alone(key: Callable[[Slot], Hashable], side: Side, paired: set[int]) -> dict[Hashable, int]:
     """The positions of unpaired leaves with a unique key, by key."""
-    positions: dict[Hashable, list[int]] = {}
-    for i, slot in enumerate(side.places):
-        if i not in paired and i not in side.entries and key(slot) is not None:
-            positions.setdefault(key(slot), []).append(i)
-    return {k: many[0] for k, many in positions.items() if len(many) == 1}
+    excluded = paired | side.entries
+    keys = {i: key(slot) for i, slot in enumerate(side.places) if i not in excluded}
+    counts = collections.Counter(keys.values())
+    return {k: i for i, k in keys.items() if k is not None and counts[k] == 1}
 
 
 # --- clocks ---------------------------------------------------------------------------------
@@ -338,16 +320,6 @@ def _around(owner: str, clocks: dict[str, int]) -> int | None:
 # --- ages -----------------------------------------------------------------------------------
 
 
-def _aged_groups(places: list[Slot]) -> list[list[int]]:
-    """The leaves of states with ages, grouped by parameter."""
-    aged = {slot.node for slot in places if slot.mark == PER_LEAF}
-    groups: dict[Hashable, list[int]] = {}
-    for i, slot in enumerate(places):
-        if slot.node in aged and slot.param is not None:
-            groups.setdefault((slot.node, slot.param), []).append(i)
-    return list(groups.values())
-
-
 def _entries(
     i: int, fits: dict[int, int], before: Side, after: Side
 ) -> list[tuple[int, int] | None]:
@@ -358,22 +330,19 @@ def _entries(
         for n, j in fits.items()
         if after.places[n].node == slot.node
     }
+    fields = {
+        s.node: j
+        for j, s in enumerate(before.places)
+        if s.mark == PER_LEAF and s.field == slot.field
+    }
     sources: list[tuple[int, int] | None] = []
     for leaf in leaves_of(slot.node, after.places):
         source = carried.get(leaf)
-        field = source and next(
-            (
-                j
-                for j, s in enumerate(before.places)
-                if s.mark == PER_LEAF and (s.node, s.field) == (source.node, slot.field)
-            ),
-            None,
-        )
-        if source is None or field is None:
+        if source is None or source.node not in fields:
             sources.append(None)
         else:
             names = leaves_of(source.node, before.places)
-            sources.append((field, names.index((str(source.param), source.half))))
+            sources.append((fields[source.node], names.index((str(source.param), source.half))))
     return sources
 
 

@@ -23,34 +23,26 @@ Indices = dict[int, Int[Array, " rows"]]
 class Moved(NamedTuple):
     """An old leaf of the state, as it is after the rows of its parameter have moved."""
 
-    name: str
+    slot: Slot
     leaf: Any
-    indices: Indices
-    movable: bool
-    """Whether its axes are the axes of the parameter."""
-    reduced: bool
-    """Whether an axis of size 1 stands for all entries."""
-    averages: bool
-    """Whether new entries are the mean of the others."""
+    indices: Indices | None
+    """`None` if its axes are not those of the parameter."""
+    is_aged: bool = False
+    """Whether the bias of its means is corrected by their age."""
 
-    @classmethod
-    def of(cls, slot: Slot, leaf: Any, indices: Indices, aged: bool) -> "Moved":
-        """The leaf of this slot; `aged` if the bias of its means is corrected by their age."""
-        reduced = slot.stored == REDUCED
-        # Age is that of the whole parameter. A mean of squares that starts at 0 without a
-        # correction of its own would make the first hundred steps several times too long.
-        averages = aged and (reduced or slot.stored == NONNEGATIVE)
-        movable = reduced or slot.mark == PARAM_LIKE
-        return cls(slot.name, leaf, indices, movable, reduced, averages)
+    @property
+    def is_reduced(self) -> bool:
+        """Whether an axis of size 1 stands for all entries."""
+        return self.slot.stored == REDUCED
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether the moved leaf has this shape, and any of its entries."""
         sizes = shape_of(self.leaf)
-        if not self.movable or len(sizes) != len(shape):
+        if self.indices is None or len(sizes) != len(shape):
             return False
         for axis, (size, wanted) in enumerate(zip(sizes, shape, strict=True)):
             index = self.indices.get(axis)
-            if index is None or (self.reduced and size == wanted == 1):
+            if index is None or (self.is_reduced and size == wanted == 1):
                 if size != wanted:
                     return False
                 continue
@@ -61,8 +53,8 @@ class Moved(NamedTuple):
             largest = int(np.max(index, initial=-1))
             if largest >= size:
                 raise ValueError(
-                    f"`rows` takes entry {largest} of '{self.name}', which has {size} along axis "
-                    f"{axis}. Entries count from 0, and -1 makes a new one."
+                    f"`rows` takes entry {largest} of '{self.slot.name}', which has {size} along "
+                    f"axis {axis}. Entries count from 0, and -1 makes a new one."
                 )
             if largest < 0:
                 return False
@@ -72,13 +64,16 @@ class Moved(NamedTuple):
         """Its value, with initial values for new entries."""
         x = self.leaf.decode() if is_encoded(self.leaf) else self.leaf
         fresh = fresh.decode() if is_encoded(fresh) else fresh
+        # Age is that of the whole parameter. A mean of squares that starts at 0 without a
+        # correction of its own would make the first hundred steps several times too long.
+        averages = self.is_aged and (self.is_reduced or self.slot.stored == NONNEGATIVE)
         is_new = jnp.zeros((1,) * x.ndim, bool)
-        for axis, index in self.indices.items():
-            if self.reduced and x.shape[axis] == fresh.shape[axis] == 1:
+        for axis, index in (self.indices or {}).items():
+            if self.is_reduced and x.shape[axis] == fresh.shape[axis] == 1:
                 continue
             absent = jnp.expand_dims(index < 0, [n for n in range(x.ndim) if n != axis])
             x = jnp.take(x, jnp.maximum(index, 0), axis)
-            if self.averages:
+            if averages:
                 mean = jnp.mean(x, axis, keepdims=True, where=~absent)
                 x = jnp.where(absent, mean.astype(x.dtype), x)
             else:
@@ -91,25 +86,30 @@ def shape_of(x: Any) -> tuple[int, ...]:
     return x.shape if is_encoded(x) else jnp.shape(x)
 
 
+def nodes_with_ages(places: list[Slot]) -> set[tuple[str, str]]:
+    """The state modules that know the age of their means."""
+    return {slot.node for slot in places if slot.mark == PER_LEAF}
+
+
 def moved(
     places: list[Slot], leaves: list[Any], params: list[str], rows: Mapping[str, Indices]
 ) -> list[Any]:
     """The leaves of a state, with the rows of these parameters moved."""
-    aged = {slot.node for slot in places if slot.mark == PER_LEAF}
+    aged = nodes_with_ages(places)
     owned = {(slot.node, slot.param_among(params)) for slot in places}
     concerned = {node for node, param in owned if param in rows}
 
     def one(slot: Slot, x: Any) -> Any:
         ndim, param = len(shape_of(x)), slot.param_among(params)
         if param is not None and param in rows and ndim > 0:  # a number stands for all rows
-            return Moved.of(slot, x, rows[param], slot.node in aged)
+            movable = slot.stored == REDUCED or slot.mark == PARAM_LIKE
+            return Moved(slot, x, rows[param] if movable else None, slot.node in aged)
         # A matrix over the entries of all parameters, as in Broyden's method.
         of_all = slot.node in concerned and slot.mark == UNTIL_RESET and ndim > 1
         # A buffer of small parameters. Large ones have leaves of their own beside it.
         is_buffer = slot.mark == PARAM_LIKE and param is None
         of_some = is_buffer and any((slot.node, p) not in owned for p in rows)
-        fixed = Moved(slot.name, x, {}, movable=False, reduced=False, averages=False)
-        return fixed if of_all or of_some else x
+        return Moved(slot, x, None) if of_all or of_some else x
 
     return [one(slot, x) for slot, x in zip(places, leaves, strict=True)]
 
@@ -128,8 +128,8 @@ def rows_of(rows: Any, params: Params, before: list[str]) -> dict[str, Indices]:
             f"`rows` must be a mapping from selectors to indices, got a {type(rows).__name__}. "
             'Write `rows={sl.where.path("embedding.weight"): index}`.'
         )
-    numbered = {f"{n}": (as_where(where), index) for n, (where, index) in enumerate(rows.items())}
-    cases = Cases(tuple((where, n) for n, (where, _) in numbered.items()))
+    cases = Cases(tuple((as_where(where), f"{n}") for n, where in enumerate(rows)))
+    indices = {f"{n}": index for n, index in enumerate(rows.values())}
     check_matches(cases, params)
     result = {}
     chosen = zip(leaf_paths(params), labels(cases, params), jax.tree.leaves(params), strict=True)
@@ -140,7 +140,7 @@ def rows_of(rows: Any, params: Params, before: list[str]) -> dict[str, Indices]:
             raise ValueError(
                 f"`rows` selects '{path}', which is a new parameter. Its state has no old rows."
             )
-        _, index = numbered[str(n)]
+        index = indices[str(n)]
         of_axes = index if isinstance(index, Mapping) else {0: index}
         result[path] = {axis: _index(path, x, axis, of_axes[axis]) for axis in of_axes}
     return result

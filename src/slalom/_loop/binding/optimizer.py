@@ -22,8 +22,7 @@ from ...tree.types import PyTree, WhereLike
 from ...where.masks import check_matches, mask
 from ...where.resolve import as_where, as_where_or_none
 from ..programs.compiled import StepInputs, compiled_step, compiled_update, release
-from ..reports.rebind import carry
-from ..reports.rebinding import AS_BEFORE, AsBefore, Rebinding, Rebound
+from ..reports.rebind import AS_BEFORE, AsBefore, Rebinding, Rebound, carry
 from ..reports.rows import rows_of
 from ..reports.transform_checks import checked
 from ..sharding.placement import StateSharding

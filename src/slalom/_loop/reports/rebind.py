@@ -1,6 +1,7 @@
 """Transfers a state to another transform or model."""
 
 import collections
+import dataclasses
 import operator
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -16,11 +17,56 @@ from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import wrapper_names
 from ..._core.state.marks import COPY, PER_LEAF
 from ..._core.state.slots import Slot, leaves_of, slots
-from ..._core.text.messages import warn
+from ..._core.text.messages import report, warn
 from ...tree.paths import leaf_paths
 from ...tree.types import PyTree, Tracer
-from .rebinding import Rebinding
 from .rows import Indices, Moved, moved, nodes_with_ages, shape_of
+
+
+class AsBefore:
+    """The type of a default that keeps the present value, where `None` has a meaning."""
+
+    def __repr__(self) -> str:
+        return "as before"
+
+
+AS_BEFORE = AsBefore()
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Rebinding:
+    """A report of `opt.rebind`: the paths of all leaves of the old and the new state."""
+
+    carried: tuple[str, ...]
+    """Leaves whose value comes from the old state."""
+    new: tuple[str, ...]
+    """Leaves that only the new state has, with their initial value."""
+    reshaped: tuple[str, ...]
+    """Leaves whose shape changed or whose rows cannot be moved, and ages that restart with them,
+    with their initial value."""
+    dropped: tuple[str, ...]
+    """Leaves that only the old state had."""
+    recoded: tuple[str, ...] = ()
+    """Those of the carried leaves that are stored in another codec or dtype than before."""
+    renewed: tuple[str, ...] = ()
+    """Copies of the parameters and related state that start again from their initial values."""
+
+    def __repr__(self) -> str:
+        return report(vars(self), rare=("recoded", "renewed"))
+
+
+class Rebound(NamedTuple):
+    """The results of `opt.rebind`. It refuses to be used as the optimizer in it."""
+
+    opt: Any
+    report: Rebinding
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"`opt.rebind` returns a pair, which has no attribute '{name}'. Write `opt, report = "
+            "opt.rebind(model)`.",
+            name=name,
+        )
 
 
 class Side(NamedTuple):
@@ -125,7 +171,7 @@ def carry(
     restarted = {i for i, slot in enumerate(after.places) if slot.name in ages}
     reshaped |= restarted - carried - anew
     used |= {ages[after.places[i].name] for i in restarted}
-    report = Rebinding(
+    rebinding = Rebinding(
         carried=_names(after, carried),
         new=_names(after, set(range(len(leaves))) - carried - reshaped - anew),
         reshaped=_names(after, reshaped),
@@ -133,7 +179,7 @@ def carry(
         recoded=_names(after, recoded),
         renewed=_names(after, anew),
     )
-    return jax.tree.structure(new[1], is_leaf=is_encoded).unflatten(leaves), report
+    return jax.tree.structure(new[1], is_leaf=is_encoded).unflatten(leaves), rebinding
 
 
 def transfer(before: Side, after: Side, same_kind: Callable[[Any, Any], bool]) -> Transfer:

@@ -10,7 +10,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ from ._format import (
     checksum,
     decoded,
     encoded,
-    malformed,
     not_safetensors,
+    parsing,
     pieces,
 )
 from ._replace import replacing
@@ -109,7 +109,8 @@ def write(
         stored[name], kind = _encode(name, x)
         kinds.setdefault(name, kind)
     if values:
-        text = json.dumps({name: _to_json(x) for name, x in values.items()})
+        # JSON has all but complex numbers: integers of any size, floats to the last bit, nan, inf.
+        text = json.dumps(values, default=lambda z: {"complex": [z.real, z.imag]})
         stored[VALUES] = np.frombuffer(text.encode(), np.uint8)
     # The widest first, so that all arrays are aligned.
     order = sorted(stored, key=lambda name: -stored[name].dtype.itemsize)
@@ -127,7 +128,7 @@ def write(
         threads = _Checksums()
         try:
             for name in order:
-                for n, data in _pieces(_bytes(stored[name])):
+                for n, data in _pieces(stored[name].reshape(-1).view(np.uint8).data):
                     threads.compute(entries[name].checksums, n, data)
                     file.write(data)
         finally:
@@ -197,19 +198,6 @@ def _small_dtype(kind: str) -> np.dtype | None:
     dtype = getattr(ml_dtypes, kind, None)
     small = isinstance(dtype, type) and issubclass(dtype, np.generic)
     return np.dtype(dtype) if small and np.dtype(dtype).itemsize == 1 else None
-
-
-def _bytes(x: np.ndarray) -> memoryview:
-    return x.reshape(-1).view(np.uint8).data
-
-
-def _to_json(value: Any) -> Any:
-    # JSON has everything else: integers of any size, floats to the last bit, also nan and inf.
-    return {"complex": [value.real, value.imag]} if isinstance(value, complex) else value
-
-
-def _from_json(value: Any) -> Any:
-    return complex(*value["complex"]) if isinstance(value, dict) else value
 
 
 # --- reading --------------------------------------------------------------------------------
@@ -294,25 +282,17 @@ class File:
     def values(self) -> dict[str, Any]:
         """Python numbers and strings by name."""
         with self.parsing():
-            return {name: _from_json(x) for name, x in json.loads(self.values_text()).items()}
+            values = json.loads(self.values_text()).items()
+            return {n: complex(*x["complex"]) if isinstance(x, dict) else x for n, x in values}
 
     def values_text(self) -> str:
         """The same as JSON."""
         with self.parsing():
             return self._array(VALUES).tobytes().decode() if VALUES in self._entries else "{}"
 
-    @contextmanager
-    def parsing(self) -> Iterator[None]:
-        """A context in which text of the file is parsed, whose errors become `DamagedError`.
-
-        All errors, since NumPy and Python raise many for text that somebody has made up.
-        """
-        try:
-            yield
-        except (OSError, DamagedError, NewerVersionError):
-            raise
-        except Exception as error:
-            raise malformed(self._what, error) from error
+    def parsing(self) -> AbstractContextManager[None]:
+        """A context in which text of the file is parsed, whose errors become `DamagedError`."""
+        return parsing(self._what)
 
     def check(self) -> None:
         """Reads everything, one array after the other."""

@@ -7,8 +7,11 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
+
+import numpy as np
 
 FORMAT = "slalom.checkpoint"
 VERSION = 1
@@ -44,9 +47,6 @@ DTYPES = {
 """The dtypes of safetensors, by NumPy's names."""
 
 _NAMES = {name: dtype for dtype, name in DTYPES.items()}
-_SIZES = {"BOOL": 1, "BF16": 2} | {
-    name: int(name[1:]) // 8 for name in _NAMES if name[1:].isdecimal()
-}
 _START = b'{"__metadata__": {"header_checksum": "'
 """The first bytes of a header. Its checksum, of 8 digits, follows."""
 _UNKNOWN = b"0" * 8
@@ -109,7 +109,8 @@ def encoded(text: Mapping[str, str], entries: Mapping[str, Entry]) -> bytes:
         "format": FORMAT,
         "format_version": str(VERSION),
         "format_policy": POLICY,
-        **{name: _as_utf8(x) for name, x in text.items()},
+        # Only Python's JSON has lone surrogates.
+        **{name: x.encode(errors="backslashreplace").decode() for name, x in text.items()},
         "dtypes": json.dumps(kinds),
         "checksums": json.dumps({name: " ".join(e.checksums) for name, e in entries.items()}),
     }
@@ -134,11 +135,6 @@ def encoded(text: Mapping[str, str], entries: Mapping[str, Entry]) -> bytes:
     return len(head).to_bytes(8, "little") + head
 
 
-def _as_utf8(text: str) -> str:
-    """Text without lone surrogates, which only Python's JSON has."""
-    return text.encode(errors="backslashreplace").decode()
-
-
 # --- reading --------------------------------------------------------------------------------
 
 
@@ -159,7 +155,7 @@ def decoded(head: bytes, body: int, what: str) -> tuple[dict[str, str], dict[str
     if checksum(head[:at] + _UNKNOWN + head[at + 8 :]).encode() != head[at : at + 8]:
         raise DamagedError(f"{what} is damaged: its header does not match its checksum. {INSTEAD}")
     # Only a program that computes the checksum of what it has made up comes this far.
-    try:
+    with parsing(what):
         layout = json.loads(head)
         text = layout.pop("__metadata__")
         if not all(isinstance(x, str) for x in text.values()):
@@ -167,10 +163,6 @@ def decoded(head: bytes, body: int, what: str) -> tuple[dict[str, str], dict[str
         _check_version(text, what)
         entries = _entries(layout, json.loads(text["dtypes"]), json.loads(text["checksums"]))
         expected = _total(entries)
-    except NewerVersionError:
-        raise
-    except Exception as error:
-        raise malformed(what, error) from error
     if body != expected:
         raise DamagedError(
             f"{what} is damaged: its arrays have {expected:,} bytes, and the file has {body:,} for "
@@ -206,9 +198,19 @@ def not_safetensors(what: str, why: str) -> str:
     return f"{what} is damaged, or is not a safetensors file ({why}). {INSTEAD}"
 
 
-def malformed(what: str, error: Exception) -> DamagedError:
-    """The error for a header that no version of Slalom wrote."""
-    return DamagedError(f"{what} is damaged: its header is malformed ({error}). {INSTEAD}")
+@contextmanager
+def parsing(what: str) -> Iterator[None]:
+    """A context in which text of a file is parsed, whose errors become `DamagedError`.
+
+    All errors, since NumPy and Python raise many for text that somebody has made up.
+    """
+    try:
+        yield
+    except (OSError, DamagedError, NewerVersionError):
+        raise
+    except Exception as error:
+        message = f"{what} is damaged: its header is malformed ({error}). {INSTEAD}"
+        raise DamagedError(message) from error
 
 
 def _check_version(text: Mapping[str, str], what: str) -> None:
@@ -230,7 +232,7 @@ def _entries(
         dtype, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
         if not all(type(n) is int and n >= 0 for n in (*shape, start, stop)):
             raise ValueError(f"'{name}' has the shape {shape} at [{start}, {stop}]")
-        if stop - start != math.prod(shape) * _SIZES[dtype]:
+        if stop - start != math.prod(shape) * np.dtype(_NAMES[dtype]).itemsize:
             raise ValueError(f"'{name}' has {stop - start} bytes")
         kind, sums = kinds.get(name, _NAMES[dtype]), checksums[name].split()
         if len(sums) != pieces(stop - start):

@@ -19,7 +19,6 @@ from ..schedules.averages import LARGEST, synthesis_weights
 from ..tree.paths import leaf_paths
 from ..tree.types import PyTree
 from ..wrappers.parameters.average import Average
-from . import _file
 from ._file import File
 from ._leaves import StateLayout, decoded, layout_from_json, placed
 from ._match import Loaded, Source, assemble
@@ -81,7 +80,7 @@ def load(
     """
     trees = trees_of(model, opt, more)
     wait_for_saves(path)
-    with _file.File(path) as file:
+    with File(path) as file:
         arrays = {name: file.unread(name) for name in file.names if name.partition(".")[0] in trees}
         where = f"The checkpoint '{path}'"
         others = tuple(name for name in file.names if name not in arrays)
@@ -89,7 +88,7 @@ def load(
         return assemble(source, trees, strict, hyperparams)
 
 
-def layouts(file: _file.File) -> dict[str, StateLayout]:
+def layouts(file: File) -> dict[str, StateLayout]:
     """The layouts of the optimizers in a file, by path."""
     with file.parsing():
         texts = json.loads(file.text["layouts"])
@@ -125,7 +124,7 @@ def header(path: str | os.PathLike[str]) -> dict[str, str]:
     **Raises:** as `sl.checkpoint.load`.
     """
     wait_for_saves(path)
-    with _file.File(path) as file:
+    with File(path) as file:
         return file.text | {"values": file.values_text()}
 
 

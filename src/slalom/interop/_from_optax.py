@@ -5,7 +5,6 @@ then shards, saves, resets and describes it as it does the state of its own rule
 
 import contextlib
 import functools
-import types
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
@@ -178,8 +177,7 @@ class _AbstractFromOptax(AbstractTransform[PyTree]):
     def _extra_args(self, context: Context | None) -> dict[str, Any]:
         if context is None:
             return {}
-        entries = {name: getattr(context, name) for name in _ALWAYS}
-        entries = {k: x for k, x in entries.items() if x is not None}
+        entries = {n: x for n in _ALWAYS if (x := getattr(context, n)) is not None}
         return dict(context.per_param or {}) | entries | dict(context.extra)
 
     def _code(self) -> Call:
@@ -267,12 +265,11 @@ def _usual_promotion() -> Iterator[None]:
 @functools.cache
 def _class_with(names: tuple[str, ...]) -> type[_AbstractFromOptax]:
     """The class with these hyperparameters."""
-    body = {name: hyperparameter() for name in names}
     about = {
         "__annotations__": dict.fromkeys(names, Hyperparameter),
         "__doc__": _AbstractFromOptax.__doc__,
         "__module__": _AbstractFromOptax.__module__,
     }
-    return types.new_class(
-        "FromOptax", (_AbstractFromOptax,), {}, lambda space: space.update(about | body)
+    return type(
+        "FromOptax", (_AbstractFromOptax,), about | {name: hyperparameter() for name in names}
     )

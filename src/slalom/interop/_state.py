@@ -257,7 +257,7 @@ def with_hyperparams(
     opt = as_optimizer(old)
     values = {**(values or {}), **named}
     for name in values:
-        for path, _, _ in targets(opt.transform, name):
+        for path in targets(opt.transform, name):
             if path in old.given:
                 raise ValueError(
                     f"'{path}' was passed to `sl.interop.to_optax` as an array, so it belongs to "

@@ -5,6 +5,7 @@ arrays have the names that the codec gives them, so a path such as `scale_by_ada
 still names the field and the parameter.
 """
 
+import dataclasses
 import zlib
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -45,6 +46,7 @@ class Spec(NamedTuple):
     nonnegative: bool = False
 
 
+@dataclasses.dataclass(eq=False, repr=False, slots=True)
 class Encoded:
     """An encoded array.
 
@@ -56,21 +58,11 @@ class Encoded:
     - `nonnegative`: whether it must stay ≥ 0.
     """
 
-    __slots__ = ("arrays", "codec", "dtype", "nonnegative", "shape")
-
-    def __init__(
-        self,
-        arrays: dict[str, Any],
-        codec: Any,
-        shape: tuple[int, ...],
-        dtype: np.dtype,
-        nonnegative: bool,
-    ):
-        self.arrays = arrays
-        self.codec = codec
-        self.shape = shape
-        self.dtype = dtype
-        self.nonnegative = nonnegative
+    arrays: dict[str, Any]
+    codec: Any
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    nonnegative: bool
 
     @property
     def form(self) -> tuple[Any, ...]:
@@ -207,11 +199,7 @@ def encoded_form(x: PyTree, codec: Any, nonnegative: bool) -> Encoded:
     return Encoded({}, codec, np.shape(x), np.dtype(x.dtype), nonnegative)
 
 
-def _nothing(_: object) -> bool:
-    return False
-
-
-def decoded(tree: PyTree, kept: Callable[[Any], bool] = _nothing) -> PyTree:
+def decoded(tree: PyTree, kept: Callable[[Any], bool] = lambda _: False) -> PyTree:
     """The tree with an array in place of each encoded leaf, except in subtrees that are `kept`."""
     return jax.tree.map(
         lambda x: x.decode() if is_encoded(x) else x,
@@ -225,7 +213,7 @@ def encoded_again(
     after: PyTree,
     clock: Step | None,
     name: str = "",
-    kept: Callable[[Any], bool] = _nothing,
+    kept: Callable[[Any], bool] = lambda _: False,
 ) -> PyTree:
     """New values in the codecs of the old ones.
 

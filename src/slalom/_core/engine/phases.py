@@ -87,6 +87,8 @@ class LeafInputs(NamedTuple):
     """The parameter as `"p"` and the gradient of the loss as `"grad"`, if the rule needs them."""
     fields: dict[str, Any]
     """The fields of the state."""
+    seeds: dict[str, Any]
+    """The seeds of the random bits of encoded fields."""
 
 
 @contextlib.contextmanager
@@ -95,7 +97,7 @@ def at_leaf(
 ) -> Iterator[tuple[Any, Array, Fields, Callable[[PyTree], PyTree]]]:
     """The rule, the gradient and the fields as phases see them, in one precision, and a function
     that brings other arrays to it."""
-    u, numbers, others, fields = inputs
+    u, numbers, others, fields, _ = inputs
     shaped = [x for x in fields.values() if isinstance(x, jax.Array | np.ndarray)]
     dtype = accumulation_dtype(*(x.dtype for x in (u, *others.values(), *shaped)))
     real = real_dtype(dtype)

@@ -231,9 +231,6 @@ class PolicyWrite(Writer):
 
         return PolicyWrite(self.name, *map(kept, (self.kept, self.seeds, self.new)))
 
-    def onto(self, policy: Writer) -> Writer:
-        raise AssertionError("`Write` refuses another one inside it")
-
     def __str__(self) -> str:
         return f'"{self.name}"'
 

@@ -12,7 +12,7 @@ import functools
 import operator
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -122,22 +122,12 @@ def run_rules(
     return result, [run.new_state() for run in runs]
 
 
-class _RuleAtLeaf(NamedTuple):
-    """The inputs of one rule at a leaf."""
-
-    numbers: dict[str, Any]
-    grad: Any
-    fields: dict[str, Any]
-    seeds: dict[str, Any]
-    """The seeds of the random bits of encoded fields."""
-
-
 class _Leaf(NamedTuple):
     """A leaf of the updates, with the parameter and the inputs of each rule."""
 
     u: PyTree
     p: PyTree
-    rules: list[_RuleAtLeaf]
+    rules: list[LeafInputs]
 
 
 class _LeafFacts(NamedTuple):
@@ -145,12 +135,14 @@ class _LeafFacts(NamedTuple):
 
     does: tuple[str, ...]
     """The phases: `"advance"`, `"direction"`, or both."""
-    active: tuple[int, ...]
-    """The numbers of the rules that act on it."""
-    plans: tuple[Any, ...]
-    """The result of each rule's `plan` at this leaf."""
+    rules: tuple[tuple[int, Any], ...]
+    """The number of each rule that acts on it, and the result of its `plans` there."""
     adds: bool
     """Whether the result is the new parameter."""
+
+
+_Result: TypeAlias = tuple[Any, list[dict[str, Any]]]
+"""The result at a leaf, and the new fields of each rule that acts there."""
 
 
 def _over_leaves(
@@ -165,10 +157,8 @@ def _over_leaves(
 ) -> list[Any]:
     """Runs these phases of all rules leaf by leaf, after `done`."""
 
-    def at_leaf(
-        plan: _LeafFacts, leaf: _Leaf, signal: Array | None
-    ) -> tuple[Any, list[dict[str, Any]]]:
-        return _at_leaf(runs, plan, leaf, signal)
+    def at_leaf(facts: _LeafFacts, leaf: _Leaf, signal: Array | None) -> _Result:
+        return _at_leaf(runs, facts, leaf, signal)
 
     if any(under_jit(x) for x in jax.tree.leaves((leaves, [run.columns for run in runs]))):
         # Tracing costs 2 ms a leaf in Python; a jit traces once per shape, and XLA inlines it (an
@@ -179,13 +169,16 @@ def _over_leaves(
     seed_of = seeds_of([name for run in runs for name in run.encoded(paths)], clock)
     signal = jnp.bool_(False) if blockwise([run.columns for run in runs]) else None
     for i, u in enumerate(leaves):
-        active = tuple(k for k, run in enumerate(runs) if i in run.positions)
-        acting = [runs[k] for k in active]
-        plan = _LeafFacts(does, active, tuple(run.plan[run.positions[i]] for run in acting), adds)
+        acting = [run for run in runs if i in run.positions]
+        plans = [(k, run.plan[run.positions[i]]) for k, run in enumerate(runs) if run in acting]
+        facts = _LeafFacts(does, tuple(plans), adds)
         if any(run.rule.over == "matrix" for run in acting):
             u = tree.after(u, done)  # the products of all leaves share scratch memory
-        rules = [run.inputs(run.positions[i], paths[i], seed_of) for run in acting]
-        result, new = at_leaf(plan, _Leaf(u, params[i], rules), signal)
+        rules = [
+            run.inputs_of(run.positions[i], None, None, run.seeds(paths[i], seed_of))
+            for run in acting
+        ]
+        result, new = at_leaf(facts, _Leaf(u, params[i], rules), signal)
         results.append(result)
         done = (result, new)
         signal = signal_of(new, signal)
@@ -196,20 +189,21 @@ def _over_leaves(
 
 def _at_leaf(
     runs: Sequence["_RuleStep"], facts: _LeafFacts, leaf: _Leaf, signal: Array | None
-) -> tuple[Any, list[dict[str, Any]]]:
+) -> _Result:
     """The result of all rules at one leaf, and their new fields if they advance."""
     u = like = decoded_leaf(leaf.u, signal=signal)
     p = decoded_leaf(leaf.p, like)
     new: list[dict[str, Any]] = []
-    for k, plan, at in zip(facts.active, facts.plans, leaf.rules, strict=True):
+    for (k, plan), at in zip(facts.rules, leaf.rules, strict=True):
         new.append(dict(at.fields))
 
-        def store(name: str, value: PyTree, at: _RuleAtLeaf = at) -> PyTree:
+        def store(name: str, value: PyTree, at: LeafInputs = at) -> PyTree:
             new[-1][name], seen = stored_like(at.fields[name], value, at.seeds.get(name))
             return seen
 
+        others = {name: p if name == "p" else x for name, x in at.others.items()}
         fields = {name: decoded_leaf(x, like, signal) for name, x in at.fields.items()}
-        inputs = LeafInputs(u, at.numbers, runs[k].others_of(p, at.grad), fields)
+        inputs = at._replace(u=u, others=others, fields=fields)
         u = phases(runs[k].part, facts.does, plan, inputs, store)
     if "direction" not in facts.does:
         return None, new
@@ -294,25 +288,22 @@ class _RuleStep:
         # From the path, so that a leaf keeps its key when others come or go.
         return jax.random.fold_in(key, zlib.crc32(self.paths[n].encode()))
 
-    def others_of(self, p: PyTree, grad: PyTree) -> dict[str, Any]:
-        """Other inputs of the rule at a leaf, by name."""
-        inputs = {"params": ("p", p), "grad": ("grad", grad)}
-        return dict(inputs[name] for name in self.rule.needs if name in inputs)
-
     def fields_of(self, n: int) -> dict[str, Any]:
         """The fields of the state of the leaf at this position."""
         return {name: column[n] for name, column in self.columns.items()}
 
-    def inputs_of(self, n: int, u: PyTree, p: PyTree) -> LeafInputs:
+    def inputs_of(
+        self, n: int, u: PyTree, p: PyTree, seeds: dict[str, Any] | None = None
+    ) -> LeafInputs:
         """The inputs of the rule at this position."""
-        others = self.others_of(p, self.grads[n])
-        return LeafInputs(u, self.numbers_of(n), others, self.fields_of(n))
+        others = {"params": ("p", p), "grad": ("grad", self.grads[n])}
+        needed = dict(others[name] for name in self.rule.needs if name in others)
+        return LeafInputs(u, self.numbers_of(n), needed, self.fields_of(n), seeds or {})
 
-    def inputs(self, n: int, path: str, seed_of: dict[str, Any]) -> _RuleAtLeaf:
-        """The inputs of the rule at this position, where the updates have this path."""
+    def seeds(self, path: str, seed_of: dict[str, Any]) -> dict[str, Any]:
+        """The seeds of the encoded fields of the leaf where the updates have this path."""
         names = {name: f"{self.name}.{name}.{path}" for name in self.columns}
-        seeds = {name: seed_of[label] for name, label in names.items() if label in seed_of}
-        return _RuleAtLeaf(self.numbers_of(n), self.grads[n], self.fields_of(n), seeds)
+        return {name: seed_of[label] for name, label in names.items() if label in seed_of}
 
     def encoded(self, paths: Sequence[str]) -> list[str]:
         """The names of encoded leaves of the state, where the updates have these paths."""

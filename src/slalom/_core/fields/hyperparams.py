@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import equinox as eqx
 import jax
@@ -69,7 +69,6 @@ def _bind_array(value: Any, dtype: Any | None) -> Any:
     return jnp.array(value, jax.dtypes.canonicalize_dtype(new_dtype))
 
 
-@jax.tree_util.register_pytree_with_keys_class
 class Readings(dict[str, Any]):
     """Numbers of an optimizer by path. Any unambiguous suffix of a path works as a key.
 
@@ -125,16 +124,6 @@ class Readings(dict[str, Any]):
     def __reduce__(self) -> tuple[Any, ...]:
         return Readings, (dict(self.items()),)
 
-    def tree_flatten_with_keys(self) -> tuple[tuple[Any, ...], tuple[str, ...]]:
-        return tuple((DictKey(path), x) for path, x in self.items()), tuple(self)
-
-    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[str, ...]]:
-        return tuple(self.values()), tuple(self)
-
-    @classmethod
-    def tree_unflatten(cls, paths: tuple[str, ...], values: Iterable[Any]) -> "Readings":
-        return Readings(zip(paths, values, strict=True))
-
     @staticmethod
     def refuse(*_: object, **__: object) -> NoReturn:
         """Raises an error: the mapping is read-only."""
@@ -147,6 +136,13 @@ class Readings(dict[str, Any]):
     if not TYPE_CHECKING:  # to a type checker a dict has these
         __setitem__ = __delitem__ = __ior__ = refuse
         update = setdefault = pop = popitem = clear = refuse
+
+
+jax.tree_util.register_pytree_with_keys(
+    Readings,
+    lambda readings: (tuple((DictKey(k), x) for k, x in readings.items()), tuple(readings)),
+    lambda paths, values: Readings(zip(paths, values, strict=True)),
+)
 
 
 def _plain(value: Any) -> object:
@@ -176,42 +172,40 @@ def matches(name: str, paths: Sequence[str]) -> list[str]:
     return meant
 
 
-def all_targets(
-    transform: AbstractTransform[Any],
-) -> dict[str, tuple[str, Part, dataclasses.Field[Any]]]:
+Target: TypeAlias = tuple[Part, dataclasses.Field[Any]]
+"""The module that has a number, as a part of the transform, and the field."""
+
+
+def all_targets(transform: AbstractTransform[Any]) -> dict[str, Target]:
     """Every hyperparameter, and every number of a schedule, by path."""
-    by_path: dict[str, tuple[str, Part, Any]] = {}
+    by_path: dict[str, Target] = {}
     for part in parts(transform):
         for field in hyperparameter_fields(part.module):
             path = ".".join((*part.path, field.name))
-            by_path[path] = (path, part, field)
-            by_path |= _inside_schedule(path, part, field)
+            by_path |= {path: (part, field), **_inside_schedule(path, part, field)}
     return by_path
 
 
-def targets(
-    transform: AbstractTransform[Any], name: str
-) -> list[tuple[str, Part, dataclasses.Field[Any]]]:
+def targets(transform: AbstractTransform[Any], name: str) -> dict[str, Target]:
     """The hyperparameters that a path, suffix or glob names."""
     by_path = all_targets(transform)
     if not isinstance(name, str) or "*" not in name:
-        return [by_path[the_path(name, list(by_path))]]
-    paths = [path for path in by_path if glob_pattern(name).fullmatch(path)]
-    if not paths:
+        path = the_path(name, list(by_path))
+        return {path: by_path[path]}
+    chosen = {path: x for path, x in by_path.items() if glob_pattern(name).fullmatch(path)}
+    if not chosen:
         raise KeyError(f"'{name}' matches no hyperparameter. Known: {candidates(name, by_path)}.")
-    return [by_path[path] for path in paths]
+    return chosen
 
 
-def _inside_schedule(
-    path: str, part: Part, field: dataclasses.Field[Any]
-) -> dict[str, tuple[str, Any, Any]]:
+def _inside_schedule(path: str, part: Part, field: dataclasses.Field[Any]) -> dict[str, Target]:
     """The numbers of a schedule, reached as `….learning_rate.peak_value`.
 
     Those of schedules inside it are reached through its fields: `….left`, `….schedules.0`.
     """
     held = getattr(part.module, field.name)
     many = isinstance(held, tuple)
-    by_path: dict[str, tuple[str, Any, Any]] = {}
+    by_path: dict[str, Target] = {}
     for i, schedule in enumerate(held if many else (held,)):
         if not isinstance(schedule, AbstractSchedule):
             continue
@@ -226,7 +220,7 @@ def _inside_schedule(
         for inside in dataclasses.fields(schedule):
             name = f"{prefix}.{inside.name}"
             if inside.name in numbers:
-                by_path[name] = (name, inner, inside)
+                by_path[name] = (inner, inside)
             by_path |= _inside_schedule(name, inner, inside)
     return by_path
 
@@ -289,7 +283,7 @@ def replace(
 ) -> AbstractTransform[Any]:
     """The transform with other hyperparameters, as `Optimizer.with_hyperparams` returns it."""
     for name, value in values.items():
-        for path, part, field in targets(transform, name):
+        for path, (part, field) in targets(transform, name).items():
             old = getattr(part.module, field.name)
             new = _replacement(path, field, old, value, replace_schedules)
             transform = with_field(transform, part, field, new)

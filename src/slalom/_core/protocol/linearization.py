@@ -3,6 +3,7 @@
 import abc
 import copy
 import functools
+import itertools
 import math
 import operator
 from collections.abc import Callable
@@ -95,10 +96,9 @@ class Linearization:
         self._jacobian: Array | None = None
         self._free: Array | None = None
         if derivatives is not None:
-            parts = zip(self.blocks, self._local, derivatives, strict=True)
+            parts = list(zip(self.blocks, self._local, derivatives, strict=True))
             sums = [jnp.einsum("ni,nip->p", x.cotangents, d) for _, x, d in parts]
             self._gradient = functools.reduce(operator.add, sums)
-            parts = zip(self.blocks, self._local, derivatives, strict=True)
             rows = [_multiplied(x.factors, _centred(b, d)) for b, x, d in parts]
             self._jacobian = jnp.concatenate([x.reshape(-1, self.num_params) for x in rows])
 
@@ -204,12 +204,7 @@ class Linearization:
         """J."""
         if self._jacobian is not None:
             return self._jacobian
-        parts = []
-        for i in range(len(self.blocks)):
-            starts, read = self._chunks(i)
-            stacked = jax.lax.map(lambda at, read=read: read(at)[0], starts)
-            parts.append(stacked.reshape(-1, self.num_params)[: self.outputs[i].size])
-        return jnp.concatenate(parts)
+        return self._by_chunks(lambda rows: rows)
 
     def fold(
         self,
@@ -239,46 +234,27 @@ class Linearization:
         """J·Jᵀ, from the Jacobian, or with `chunk` from the Jacobians of pairs of chunks."""
         if self._jacobian is not None:
             return self._jacobian @ self._jacobian.T
-        number = self.num_rows
-        out = jnp.zeros((number + self._padding(), number), self.dtype)
-        start = 0
-        for i in range(len(self.blocks)):
-            starts, read = self._chunks(i)
-            width = self.outputs[i].shape[1]
-
-            def columns(out: Any, at: Any, read: Any = read, start: int = start, w: int = width):
-                rows, _ = read(at)
-                found = self._against(rows)
-                place = (start + at * w, jnp.zeros((), at.dtype))
-                return jax.lax.dynamic_update_slice(out, found.T, place), None
-
-            out, _ = jax.lax.scan(columns, out, starts)
-            start += self.outputs[i].size
-        return out[:number]
+        return self._by_chunks(lambda rows: self._against(rows).T)
 
     def _against(self, rows: Array) -> Array:
-        """J·rowsᵀ, some examples at a time."""
+        """J·rowsᵀ."""
+        return self._by_chunks(lambda others: others @ rows.T)
+
+    def _by_chunks(self, function: Callable[[Array], Array]) -> Array:
+        """The results of a function of rows of J, which is called with `chunk` examples at a time.
+
+        It returns a row for each of them.
+        """
         parts = []
-        for i in range(len(self.blocks)):
+        for i, outputs in enumerate(self.outputs):
             starts, read = self._chunks(i)
-            found = jax.lax.map(lambda at, read=read: read(at)[0] @ rows.T, starts)
-            parts.append(found.reshape(-1, rows.shape[0])[: self.outputs[i].size])
+            stacked = jax.lax.map(lambda at, read=read: function(read(at)[0]), starts)
+            parts.append(stacked.reshape(-1, stacked.shape[-1])[: outputs.size])
         return jnp.concatenate(parts)
 
     def _pulled_by_rows(self, y: Array) -> Array:
         zeros = jnp.zeros(self.num_params, self.dtype)
         return self.fold(lambda total, rows, part: total + part @ rows, zeros, y)
-
-    def _length(self, block: AbstractBlock) -> int:
-        """The number of examples in a chunk of a block."""
-        if self.chunk is None or block.rows is None:
-            return block.size
-        return min(self.chunk, block.size)
-
-    def _padding(self) -> int:
-        """The most rows by which the last chunk of a block reaches beyond the block."""
-        blocks = zip(self.blocks, self.outputs, strict=True)
-        return max((-b.size) % self._length(b) * z.shape[1] for b, z in blocks)
 
     def updates(self, direction: Float[Array, " params"]) -> Updates:
         """A vector as a tree like the parameters, in the accumulation dtype."""
@@ -296,11 +272,8 @@ class Linearization:
         model = self._model(params)
         found = []
         for block in self.blocks:
-            if block.rows is None:
-                z = block.outputs(model, None)[None]
-            else:
-                # The model may hold more than arrays, so it is no argument of the `vmap`.
-                z = jax.vmap(functools.partial(block.outputs, model))(block.rows)
+            # The model may hold more than arrays, so it is no argument of the `vmap`.
+            z = _of_each(functools.partial(block.outputs, model), block.rows)
             found.append(replicated(tree.cast(z, self.dtype)))
         return found
 
@@ -319,17 +292,16 @@ class Linearization:
 
     def _split(self, y: Array) -> list[Array]:
         """The entries of each block."""
-        parts, start = [], 0
-        for z in self.outputs:
-            parts.append(y[start : start + z.size].reshape(z.shape))
-            start += z.size
-        return parts
+        *ends, _ = itertools.accumulate(z.size for z in self.outputs)
+        parts = zip(jnp.split(y, ends), self.outputs, strict=True)
+        return [part.reshape(z.shape) for part, z in parts]
 
     def _chunks(self, i: int) -> tuple[Array, Callable[[Any], Any]]:
         """The starts of the chunks of a block, and a function from a start to the rows of J and to
         a reader of the same entries of an array."""
         block, local, outputs = self.blocks[i], self._local[i], self.outputs[i]
-        size, length = block.size, self._length(block)
+        size = block.size
+        length = size if self.chunk is None else min(self.chunk, size)
         mean = None
         if block.centred:
             ones = jnp.eye(outputs.shape[1], dtype=self.dtype) / size
@@ -363,11 +335,7 @@ class Linearization:
 
     def _differentiated(self, block: AbstractBlock, rows: PyTree) -> tuple[Array, Array]:
         """The outputs for these examples, and their derivatives by all parameters."""
-        if block.rows is None:
-            found = self._one_differentiated(block, None)
-            found = jax.tree.map(lambda x: x[None], found)
-        else:
-            found = jax.vmap(functools.partial(self._one_differentiated, block))(rows)
+        found = _of_each(functools.partial(self._one_differentiated, block), rows)
         return jax.tree.map(replicated, found)
 
     def _one_differentiated(self, block: AbstractBlock, row: PyTree) -> tuple[Array, Array]:
@@ -423,6 +391,13 @@ def _multiplied(factors: Array, x: Array) -> Array:
     if factors.ndim < 3:
         return factors.reshape(*factors.shape, *(1,) * (x.ndim - factors.ndim)) * x
     return jnp.einsum("nij,nj...->ni...", factors, x)
+
+
+def _of_each(function: Callable[[Any], PyTree], rows: PyTree) -> PyTree:
+    """The results of a function of each example, or of `None` for a block that has none."""
+    if rows is None:
+        return jax.tree.map(lambda x: x[None], function(None))
+    return jax.vmap(function)(rows)
 
 
 def _centred(block: AbstractBlock, x: Array) -> Array:

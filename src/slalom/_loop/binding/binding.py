@@ -185,7 +185,7 @@ def _names(structure: Any) -> tuple[str, ...]:
     transform, state, count = positions(structure)
     numbers = {
         i: path
-        for path, part, field in all_targets(transform).values()
+        for path, (part, field) in all_targets(transform).items()
         if isinstance(i := getattr(part.module, field.name), Position)
     }
     of_state = zip(jax.tree.leaves(state), slots(transform, state, ()), strict=True)

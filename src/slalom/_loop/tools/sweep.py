@@ -349,7 +349,7 @@ def _checked(grid: Any, base: Optimizer) -> dict[str, np.ndarray]:
     axes, owner = {}, {}
     for name, values in grid.items():
         axes[name] = _axis(name, values)
-        for path, part, field in targets(base.transform, name):
+        for path, (part, field) in targets(base.transform, name).items():
             if path in owner:
                 raise ValueError(
                     f"`grid` contains '{path}' twice: as '{owner[path]}' and as '{name}'. Remove "

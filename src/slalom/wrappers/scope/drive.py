@@ -59,7 +59,7 @@ class Drive(AbstractWrapper[DriveState]):
         taken: dict[str, str] = {}
         for name, schedule in schedules.items():
             _check_schedule(name, schedule)
-            for path, part, field in targets(inner, name):
+            for path, (part, field) in targets(inner, name).items():
                 value = getattr(part.module, field.name)
                 if isinstance(value, AbstractStatefulSchedule):
                     raise ValueError(
@@ -126,7 +126,7 @@ class Drive(AbstractWrapper[DriveState]):
         """The inner transform with these values of its driven hyperparameters."""
         inner = self.inner
         for name, value in values.items():
-            for _, part, field in targets(self.inner, name):
+            for part, field in targets(self.inner, name).values():
                 inner = with_field(inner, part, field, value)
         return inner
 

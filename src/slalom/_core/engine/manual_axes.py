@@ -3,6 +3,7 @@
 JAX records in the type of an array over which mesh axes it varies, unless `check_vma=False`.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -35,17 +36,15 @@ def refuse_parts(who: str, *trees: PyTree) -> None:
             "`shard_map`, `check_vma=True` suffices."
         )
     for tree in trees:
-        for path, x in zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True):
-            varying = [axis for axis in axes if axis in _varies_over(x)]
-            if varying:
-                raise ValueError(
-                    f"{who} needs whole parameters, as for a norm, but inside this `jax.shard_map` "
-                    f"the devices have different values at '{path}' along {_quoted(varying)}, so "
-                    "the result would be that of one device. If these are "
-                    f'gradients, average them first: `jax.lax.pmean(grads, "{varying[0]}")`. If '
-                    "the parameters are sharded, return the gradients from the `shard_map` and "
-                    "call `opt.step` outside it, where norms are global."
-                )
+        for path, varying in _varying(tree, axes):
+            raise ValueError(
+                f"{who} needs whole parameters, as for a norm, but inside this `jax.shard_map` the "
+                f"devices have different values at '{path}' along {_quoted(varying)}, so the "
+                "result would be that of one device. If these are gradients, average them first: "
+                f'`jax.lax.pmean(grads, "{varying[0]}")`. If the parameters are sharded, return '
+                "the gradients from the `shard_map` and call `opt.step` outside it, where norms "
+                "are global."
+            )
 
 
 def refuse_shards(who: str, tree: PyTree) -> None:
@@ -57,15 +56,21 @@ def refuse_shards(who: str, tree: PyTree) -> None:
     - `tree`: the parameters, or the updates.
     """
     mesh = jax.sharding.get_abstract_mesh()
+    for path, varying in _varying(tree, mesh.manual_axes):
+        raise ValueError(
+            f"{who} needs whole parameters, because it stores blocks of whole arrays, but inside "
+            f"this `jax.shard_map` each device has a part of '{path}' along {_quoted(varying)}. "
+            "Return the gradients from the `shard_map` and call `opt.step` outside it, where each "
+            "device stores its own part."
+        )
+
+
+def _varying(tree: PyTree, axes: Iterable[Any]) -> Iterator[tuple[str, list[Any]]]:
+    """The leaves that vary over some of these axes, with the axes."""
     for path, x in zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True):
-        varying = [axis for axis in mesh.manual_axes if axis in _varies_over(x)]
+        varying = [axis for axis in axes if axis in _varies_over(x)]
         if varying:
-            raise ValueError(
-                f"{who} needs whole parameters, because it stores blocks of whole arrays, but "
-                f"inside this `jax.shard_map` each device has a part of '{path}' along "
-                f"{_quoted(varying)}. Return the gradients from the `shard_map` and call "
-                "`opt.step` outside it, where each device stores its own part."
-            )
+            yield path, varying
 
 
 def _varies_over(x: PyTree) -> frozenset[Any]:

@@ -1,4 +1,5 @@
-"""Bases of transforms without state, of single examples, and that write parameters themselves."""
+"""Bases of transforms: with a `run`, without state, of single examples, and that write parameters
+themselves."""
 
 import abc
 from typing import Any, ClassVar
@@ -11,6 +12,31 @@ from ...tree.types import Gradients, Params, PyTree, Updates
 from .context import Context
 from .parts import Part, parts
 from .transform import AbstractTransform, State, advise_inputs
+from .writer import ADD, RETURN, Writer
+
+
+class AbstractRunTransform(AbstractTransform[State]):
+    """A transform that is written as `run`, which then serves both `update` and `step`."""
+
+    @abc.abstractmethod
+    def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, State]:
+        """See `AbstractTransform.run`."""
+
+    @advise_inputs
+    def update(
+        self,
+        updates: Gradients,
+        state: State,
+        params: Params | None = None,
+        context: Context | None = None,
+    ) -> tuple[Updates, State]:
+        return self.run(Part.root(self, state, context, params), RETURN, updates)
+
+    @advise_inputs
+    def step(
+        self, grads: Gradients, state: State, params: Params, context: Context | None = None
+    ) -> tuple[Params, State]:
+        return self.run(Part.root(self, state, context, params), ADD, grads)
 
 
 class AbstractStatelessTransform(AbstractTransform[None]):

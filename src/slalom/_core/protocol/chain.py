@@ -16,7 +16,7 @@ from ..text.printing import Call, Infix
 from .bases import AbstractParameterWriter, AbstractStatelessTransform
 from .context import Context
 from .loss import Loss
-from .parts import MIXED, Part, keeps_zeros, parts, segments, transforms
+from .parts import MIXED, Part, keeps_zeros, segments, transforms
 from .rule import AbstractRule
 from .transform import AbstractTransform, require_transform
 from .wrapper import AbstractComposite
@@ -58,27 +58,26 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
             raise ValueError("A chain has at least one link; `sl.Identity()` does nothing.")
         for i, (link, name) in enumerate(zip(self.links, self.names, strict=True)):
             require_transform(f"Link {i if name is None else repr(name)}", link)
-        for link, name in list(zip(self.links, self.names, strict=True))[:-1]:
-            if any(isinstance(part.module, AbstractParameterWriter) for part in parts(link)):
-                raise ValueError(
-                    f"{name or type(link).__name__} writes the parameters itself, so nothing may "
-                    "follow it: make it the last link of the chain."
-                )
-
-        for i, (link, name) in enumerate(zip(self.links, self.names, strict=True)):
-            for part in transforms(link) if i else ():
-                who = name or type(link).__name__
-                if part.module.computes_gradient and "residuals" in part.module.needs:
+            who = name or type(link).__name__
+            for part in transforms(link):
+                is_last = i == len(self.links) - 1
+                if isinstance(part.module, AbstractParameterWriter) and not is_last:
+                    raise ValueError(
+                        f"{who} writes the parameters itself, so nothing may follow it: make it "
+                        "the last link of the chain."
+                    )
+                if i == 0 or not part.module.computes_gradient:
+                    continue
+                if "residuals" in part.module.needs:
                     raise ValueError(
                         f"{who} computes its updates from the residuals of the loss, so the links "
                         "before it would have no effect. Write them after it, or remove them. For "
                         "smaller steps, raise its `damping`."
                     )
-                if part.module.computes_gradient:
-                    raise ValueError(
-                        f"{who} computes a gradient of its own, on which the links before it would "
-                        "have no effect. Write them inside, as in `(clip | adam).sam(0.05)`."
-                    )
+                raise ValueError(
+                    f"{who} computes a gradient of its own, on which the links before it would "
+                    "have no effect. Write them inside, as in `(clip | adam).sam(0.05)`."
+                )
 
     @classmethod
     def join(cls, *links: AbstractTransform) -> AbstractTransform:
@@ -152,14 +151,12 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
         taken = {name for name in self.names if name is not None}
         paths = []
         for name, link in zip(self.names, self.links, strict=True):
-            if name is not None:
-                paths.append((name,))
-                continue
-            (kind,) = segments(link) or ("chain",)
-            numbered = itertools.chain([kind], (f"{kind}_{i}" for i in itertools.count(2)))
-            path = next(name for name in numbered if name not in taken)
-            taken.add(path)
-            paths.append((path,))
+            if name is None:
+                (kind,) = segments(link) or ("chain",)
+                numbered = itertools.chain([kind], (f"{kind}_{i}" for i in itertools.count(2)))
+                name = next(n for n in numbered if n not in taken)
+                taken.add(name)
+            paths.append((name,))
         return paths
 
     def has_updated(self, state: PyTree) -> Bool[Array, "*runs"] | bool:

@@ -8,18 +8,18 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from ... import tree
-from ...tree.types import Params, Updates
+from ...tree.types import Params
 from ..engine.at_step import STEP
 from ..engine.matrices import for_each_matrix, on_automatic_axes
 from ..engine.phases import Sums
 from ..engine.run import Leafwise, RuleAt, run_rule
-from .context import Context
+from .bases import AbstractRunTransform
 from .parts import Part
-from .transform import AbstractTransform, State, advise_inputs
-from .writer import ADD, RETURN, Writer
+from .transform import State
+from .writer import Writer
 
 
-class AbstractRule(AbstractTransform[State]):
+class AbstractRule(AbstractRunTransform[State]):
     """An update rule, written as phases at one leaf.
 
     To write one, subclass this, declare the hyperparameters, and write `init` and those phases
@@ -262,22 +262,6 @@ class AbstractRule(AbstractTransform[State]):
 
     def init(self, params: Params) -> State:
         return tree.no_state(params)  # pyright: ignore[reportReturnType]  # a rule without `init` has no state
-
-    @advise_inputs
-    def update(
-        self,
-        updates: Updates,
-        state: State,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, State]:
-        return self.run(Part.root(self, state, context, params), RETURN, updates)
-
-    @advise_inputs
-    def step(
-        self, grads: Updates, state: State, params: Params, context: Context | None = None
-    ) -> tuple[Params, State]:
-        return self.run(Part.root(self, state, context, params), ADD, grads)
 
     @property
     def reads_encoded(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]  # depends on the kind of rule

@@ -8,44 +8,25 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Bool
 
-from ...tree.types import Gradients, Params, PyTree, Updates
+from ...tree.types import Params, PyTree
 from ..text.printing import public_name
+from .bases import AbstractRunTransform
 from .context import Context
 from .parts import Part, segments, transforms
-from .transform import AbstractTransform, State, advise_inputs
-from .writer import ADD, RETURN, Writer
+from .transform import AbstractTransform, State
+from .writer import Writer
 
 
-class AbstractComposite(AbstractTransform[State]):
+class AbstractComposite(AbstractRunTransform[State]):
     """A transform made of others. A subclass writes `init`, `children` and `run`.
 
-    `run` serves both `update` and `step`. It runs its parts with `part.run(write, updates)`, and
-    uses `write.idle` for a step in which a part does not run.
+    `run` runs its parts with `part.run(write, updates)`, and uses `write.idle` for a step in which
+    a part does not run.
     """
 
     @abc.abstractmethod
     def children(self, here: Part) -> tuple[Part, ...]:
         """See `AbstractDeclared.children`."""
-
-    @abc.abstractmethod
-    def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, State]:
-        """See `AbstractTransform.run`."""
-
-    @advise_inputs
-    def update(
-        self,
-        updates: Gradients,
-        state: State,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, State]:
-        return self.run(Part.root(self, state, context, params), RETURN, updates)
-
-    @advise_inputs
-    def step(
-        self, grads: Gradients, state: State, params: Params, context: Context | None = None
-    ) -> tuple[Params, State]:
-        return self.run(Part.root(self, state, context, params), ADD, grads)
 
 
 class AbstractWrapper(AbstractComposite[State]):

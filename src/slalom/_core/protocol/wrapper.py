@@ -4,7 +4,6 @@ import abc
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-import equinox as eqx
 import jax
 from jaxtyping import Array, Bool
 
@@ -32,11 +31,10 @@ class AbstractComposite(AbstractRunTransform[State]):
 class AbstractWrapper(AbstractComposite[State]):
     """A transform around one other, `inner`, whose state it keeps as `state.inner`.
 
-    A subclass declares the field `inner` and writes `init` and `run`:
+    `inner` is its first field. A subclass declares the others, and writes `init` and `run`:
 
     ```python
     >>> class Twice(sl.wrappers.AbstractWrapper):
-    ...     inner: sl.AbstractTransform
     ...     def init(self, params):
     ...         return self.inner.init(params)
     ...     def inner_state(self, state):
@@ -52,7 +50,7 @@ class AbstractWrapper(AbstractComposite[State]):
     A wrapper with a clock of its own for the inner transform also writes `inner_context`.
     """
 
-    inner: eqx.AbstractVar[AbstractTransform[Any]]
+    inner: AbstractTransform[Any]
 
     has_clock: ClassVar[bool] = False
     """Whether the state has a `count`, which is the clock of the inner transform."""
@@ -96,7 +94,7 @@ class AbstractStatelessWrapper(AbstractWrapper[Any]):
 class AbstractPacedWrapper(AbstractWrapper[State]):
     """A wrapper that decides *whether* its inner transform runs, on a clock of its own.
 
-    A subclass declares `inner` and writes `init` and `run`, usually with `run_if`. Its state has
+    A subclass writes `init` and `run`, usually with `run_if`. Its state has
     `inner`, the inner transform's state, and `count`, how often it has run: its clock.
     """
 

@@ -12,7 +12,6 @@ from ... import fields, tree
 from ..._core.protocol.context import Context
 from ..._core.protocol.loss import Loss, loss_of
 from ..._core.protocol.parts import Merge, Part, segments
-from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import Writer
 from ..._core.text.messages import uncalled
@@ -103,7 +102,6 @@ class Combine(AbstractWrapper[CombineState]):
     such as line searches and `.sam`, are refused, and so are microbatches and `.scale_loss`.
     """
 
-    inner: AbstractTransform
     combination: AbstractCombination
     terms: tuple[str, ...] = eqx.field(static=True, converter=_as_names)
     every: int = fields.count_field(1)

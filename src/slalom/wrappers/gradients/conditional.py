@@ -13,7 +13,6 @@ from ... import fields, tree
 from ..._core.fields.declare import checked_field
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import MIXED, Part
-from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractPacedWrapper, AbstractWrapper, run_if, skipped
 from ..._core.protocol.writer import Writer
 from ..._core.text.printing import code
@@ -65,7 +64,6 @@ class When(AbstractWrapper[WhenState]):
     over: ClassVar[str] = "tree"
     has_clock: ClassVar[bool] = True
 
-    inner: AbstractTransform
     condition: Callable[[Context, Updates], Any] = checked_field(_check_condition)
     otherwise: str = fields.choice_field("pass", "zero")
 
@@ -175,7 +173,6 @@ class IfFinite(AbstractPacedWrapper[IfFiniteState]):
     skipped steps cost as much as others.
     """
 
-    inner: AbstractTransform
     max_consecutive_errors: int = fields.count_field(5, least=0)
     on_limit: str = fields.choice_field("accept", "skip", "raise")
     check: str = fields.choice_field("grads", "both")
@@ -298,7 +295,6 @@ class SkipSpikes(AbstractPacedWrapper[SkipSpikesState]):
     skipped steps cost as much as others.
     """
 
-    inner: AbstractTransform
     sigma: fields.Number = fields.hyperparameter(6.0, within="(0, inf]")
     window: int = fields.count_field(128, least=2)
     by: str = fields.choice_field("both", "loss", "grad_norm")

@@ -18,7 +18,6 @@ from ..._core.fields.declare import count_or_schedule
 from ..._core.fields.schedule import AbstractSchedule, count_at
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Merge, Part, segments, transforms
-from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractPacedWrapper, run_if, skipped
 from ..._core.protocol.writer import Writer
 from ...tree.dtypes import canonical_float
@@ -124,7 +123,6 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
     results are the same, but every mini-step costs as much as a full step.
     """
 
-    inner: AbstractTransform
     k: int | Int[Array, "*runs"] | AbstractSchedule = count_or_schedule("mini-step")
     mean: bool = eqx.field(default=True, static=True, kw_only=True)
     accumulator_dtype: np.dtype | None = fields.dtype_field(kw_only=True)

@@ -62,7 +62,6 @@ class Graft(AbstractWrapper[GraftState]):
         Rates](https://arxiv.org/abs/2002.11803), 2020"
     """
 
-    inner: AbstractTransform
     magnitude: AbstractTransform
 
     reads_encoded: ClassVar[tuple[str, ...]] = ("state", "updates")

@@ -15,7 +15,6 @@ from ..._core.fields.declare import checked_field
 from ..._core.protocol.context import Context
 from ..._core.protocol.loss import Loss
 from ..._core.protocol.parts import Part
-from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractPacedWrapper, AbstractStatelessWrapper, run_if
 from ..._core.protocol.writer import Writer
 from ...tree.types import Gradients, Params, PyTree, Updates
@@ -48,8 +47,6 @@ class Maximize(AbstractStatelessWrapper):
 
     over: ClassVar[str] = "number"
     passes_gradients: ClassVar[bool] = True
-
-    inner: AbstractTransform
 
     def inner_context(self, here: Part) -> Context:
         value, grad, value_fn, grad_fn = (
@@ -153,7 +150,6 @@ class ScaleLoss(AbstractPacedWrapper[ScaleLossState]):
         has no smallest scale."
     """
 
-    inner: AbstractTransform
     initial: float | int = checked_field(_check_scale, 2.0**15, converter=_as_number)
     growth_interval: int = fields.count_field(2000)
 

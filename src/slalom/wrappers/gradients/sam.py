@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from ... import fields, tree
 from ..._core.protocol.parts import Part, transforms
-from ..._core.protocol.transform import AbstractTransform, missing
+from ..._core.protocol.transform import missing
 from ..._core.protocol.wrapper import AbstractStatelessWrapper
 from ..._core.protocol.writer import Writer
 from ...tree.types import Gradients, Params, Updates
@@ -52,7 +52,6 @@ class Sam(AbstractStatelessWrapper):
     computes_gradient: ClassVar[bool] = True
     follows_loss: ClassVar[bool] = True
 
-    inner: AbstractTransform
     rho: fields.Number = fields.hyperparameter(0.05, within="[0, inf)")
     adaptive: bool = eqx.field(default=False, static=True)
     every: int = fields.count_field(1)

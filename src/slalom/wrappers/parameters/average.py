@@ -13,7 +13,6 @@ from ... import fields, tree
 from ..._core.protocol.bases import AbstractParameterWriter
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
-from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import Writer
 from ...schedules.averages import power_average
@@ -60,7 +59,6 @@ class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageStat
     passes_gradients: ClassVar[bool] = True
     over: ClassVar[str] = "tree"
 
-    inner: AbstractTransform
     decay: fields.OptionalNumber = fields.hyperparameter(None, within="[0, 1)")
     debias: bool = eqx.field(default=True, static=True)
 

@@ -12,7 +12,6 @@ from ... import fields, tree
 from ..._core.protocol.bases import AbstractParameterWriter
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part, parts, segments
-from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper, refuse_constraints, run_if
 from ..._core.protocol.writer import Writer
 from ...tree.dtypes import as_canonical, canonical_float
@@ -71,7 +70,6 @@ class Mechanize(AbstractWrapper[MechanizeState]):
     needs: ClassVar[tuple[str, ...]] = ("params",)
     follows_loss: ClassVar[bool] = True
 
-    inner: AbstractTransform
     weight_decay: fields.Number = fields.hyperparameter(1e-2, within="[0, inf)")
     eps: fields.Number = fields.hyperparameter(1e-8, within="(0, inf)")
     s_init: fields.Number = fields.hyperparameter(1e-6, within="(0, inf)")

@@ -74,7 +74,6 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
     passes_gradients: ClassVar[bool] = True
     over: ClassVar[str] = "tree"
 
-    inner: AbstractTransform
     optimizer: AbstractTransform
     every: int = fields.count_field(least=1)
     reset_state: bool = eqx.field(default=False, static=True)

@@ -101,7 +101,6 @@ class Project(AbstractStatelessWrapper, AbstractParameterWriter[Any]):
 
     passes_gradients: ClassVar[bool] = True
 
-    inner: AbstractTransform
     fn: Callable[..., Any] = checked_field(_check_function, converter=_as_function, static=False)
     where: Where | None = eqx.field(default=None, static=True, converter=as_where_or_none)
 

@@ -115,7 +115,6 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
 
     passes_gradients: ClassVar[bool] = True
 
-    inner: AbstractTransform
     b1: fields.Number = fields.hyperparameter(0.9, within="(0, 1]")
     weight_lr_power: fields.Number = fields.hyperparameter(2.0, within="[0, inf)")
     r: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")

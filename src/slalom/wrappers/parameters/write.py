@@ -98,7 +98,6 @@ class Write(AbstractKeyed, AbstractWrapper[WriteState], AbstractParameterWriter[
     passes_gradients: ClassVar[bool] = True
     reads_encoded: ClassVar[tuple[str, ...]] = ("updates",)
 
-    inner: AbstractTransform
     policy: str = checked_field(_check_policy)
     key: Any = key_field(default=0)
 

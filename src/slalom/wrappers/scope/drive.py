@@ -42,7 +42,6 @@ class Drive(AbstractWrapper[DriveState]):
     its loss changes the schedule.
     """
 
-    inner: AbstractTransform
     schedules: dict[str, AbstractStatefulSchedule]
 
     over: ClassVar[str] = "number"

@@ -15,7 +15,6 @@ from ..._core.protocol.bases import AbstractParameterWriter
 from ..._core.protocol.chain import Chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part, parts, transforms
-from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractStatelessWrapper, AbstractWrapper
 from ..._core.protocol.writer import ADD, RETURN, Writer
 from ...tree.paths import HalfKey, leaf_paths, snake_case
@@ -71,7 +70,6 @@ class Flatten(AbstractWrapper[FlattenState]):
 
     over: ClassVar[str] = "tree"
 
-    inner: AbstractTransform
     max_size: int = fields.count_field(_MAX_SIZE)
 
     def __check_init__(self):
@@ -281,8 +279,6 @@ class SplitComplex(AbstractStatelessWrapper):
 
     passes_gradients: ClassVar[bool] = True
     over: ClassVar[str] = "tree"
-
-    inner: AbstractTransform
 
     def __check_init__(self):
         for part in parts(self.inner):

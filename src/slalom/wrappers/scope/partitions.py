@@ -29,7 +29,6 @@ class _AbstractCut(AbstractStatelessWrapper):
     _sign_outside: ClassVar[int]
     """The `update_sign` at the other leaves."""
 
-    inner: AbstractTransform
     where: Where = eqx.field(static=True, converter=as_where)
 
     @abc.abstractmethod

@@ -11,7 +11,6 @@ from ... import tree
 from ..._core.fields.hyperparams import Readings, read
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
-from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import MeasuredWrite, Writer
 from ...tree.types import Gradients, Params, PyTree, Scalar
@@ -49,8 +48,6 @@ class Record(AbstractWrapper[RecordState]):
     Each norm requires an additional pass over its arrays, and measuring the updates requires a
     buffer for them. A policy of `.write` adds one for the parameters before the step.
     """
-
-    inner: AbstractTransform
 
     over: ClassVar[str] = "sums"
 

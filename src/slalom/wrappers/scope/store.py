@@ -14,7 +14,6 @@ from ..._core.engine.encoded import encoded_form, has_encoded, is_encoded
 from ..._core.engine.manual_axes import refuse_shards
 from ..._core.methods.fluent import AbstractFluent
 from ..._core.protocol.parts import Part
-from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import Writer
 from ..._core.state.marks import COPY, EXACT, NONNEGATIVE, PARAM_LIKE
@@ -76,7 +75,6 @@ class Store(AbstractWrapper[StoreState]):
     passes_gradients: ClassVar[bool] = True
     reads_encoded: ClassVar[tuple[str, ...]] = ("state", "updates")
 
-    inner: AbstractTransform
     codec: Any = eqx.field(static=True, converter=_as_codecs)
     where: Where | None = eqx.field(default=None, static=True, converter=as_where_or_none)
     min_size: int = fields.count_field(4096, kw_only=True)

@@ -313,7 +313,7 @@ def advance_tree(
     old: PyTree,
     new: PyTree,
     now: SimpleNamespace,
-    context: Context | None,
+    context: Context,
     name: str,
 ) -> PyTree:
     """New values of a tree that a wrapper keeps, stored as the old ones.
@@ -340,7 +340,7 @@ def advance_tree(
         at_leaf = jax.jit(at_leaf)
     paths = leaf_paths(shapes_of(old))
     coded = [f"{name}.{path}" for path, a in zip(paths, leaves, strict=True) if is_encoded(a)]
-    seed_of = seeds_of(coded, None if context is None else context.stored_clock)
+    seed_of = seeds_of(coded, context.stored_clock)
     results = []
     signal = jnp.bool_(False) if blockwise(old) else None
     for i, (a, g) in enumerate(zip(leaves, structure.flatten_up_to(new), strict=True)):

@@ -100,7 +100,7 @@ def run_rules(
         params = structure.flatten_up_to(targets)
     elif any("params" in run.rule.needs for run in runs):
         params = structure.flatten_up_to(write.at_rest(outer.params))
-    clock = None if outer.context is None else outer.context.stored_clock
+    clock = outer.context.stored_clock
     paths = leaf_paths(shapes_of(updates)) if clock is not None else [""] * len(leaves)
     for run in runs:
         run.measure(updates, params)
@@ -224,7 +224,7 @@ class _RuleStep:
         whole = len(at.leaves) == inside.num_leaves
         inside = inside if whole else jax.tree.structure(part.params)
         context = part.context
-        trees = {"params": part.params, "grad": None if context is None else context.grad}
+        trees = {"params": part.params, "grad": context.grad}
         needed = {name: x for name, x in trees.items() if name in self.rule.needs}
         for name, x in needed.items():
             self.rule.demand(name, x)
@@ -246,7 +246,7 @@ class _RuleStep:
         with part.scope():
             self.now = at_step(self.rule, vars(self.rule.at(context)))
             if "value" in self.rule.needs:
-                value = self.rule.demand("value", None if context is None else context.value)
+                value = self.rule.demand("value", context.value)
                 self.now.value = as_float(value)
             self.now.begin(self.scalars)
         self.grads: list[Any] = [None] * len(at.leaves)

@@ -78,7 +78,7 @@ class Part(NamedTuple):
 
         **Returns:** the result of `write` for the transform's updates, and its new state.
         """
-        module = self.module
+        module, here = self.module, self.with_context()
         self.refuse_parts(updates)
         with self.scope():
             if "updates" not in module.reads_encoded:
@@ -86,8 +86,8 @@ class Part(NamedTuple):
             elementwise = "elementwise" in module.reads_encoded
             coded = blockwise(self.state) if elementwise else has_encoded(self.state)
             if "state" not in module.reads_encoded and coded:
-                return self._run_decoded(write, updates)
-            return module.run(self, write, updates)
+                return here._run_decoded(write, updates)
+            return module.run(here, write, updates)
 
     def _run_decoded(self, write: Writer, updates: PyTree) -> tuple[Any, Any]:
         """Runs a transform that expects arrays in its state."""
@@ -99,7 +99,7 @@ class Part(NamedTuple):
 
         here = self._replace(state=decoded(self.state, is_inside))
         result, state = self.module.run(here, write, updates)
-        clock = None if self.context is None else self.context.stored_clock
+        clock = self.context.stored_clock
         return result, encoded_again(self.state, state, clock, self.name, is_inside)
 
     def children(self) -> "tuple[Part, ...]":

@@ -221,7 +221,8 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
 
         **Arguments:**
 
-        - `here`: this transform with its state, the context and the parameters.
+        - `here`: this transform with its state, the context (an empty one if none was passed) and
+            the parameters.
         - `write`: returns the updates, or adds them to the parameters. A policy of `.write` also
             knows the parameters in full precision, `write.full(params)`.
         - `updates`: as for `update`.

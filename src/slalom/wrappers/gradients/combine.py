@@ -138,7 +138,7 @@ class Combine(AbstractWrapper[CombineState]):
         )
 
     def weigh(
-        self, terms: Terms, state: CombineState, context: Context | None
+        self, terms: Terms, state: CombineState, context: Context
     ) -> tuple[Float[Array, " terms"], Any]:
         """The weights of a step, and the combination's new state."""
 
@@ -149,12 +149,12 @@ class Combine(AbstractWrapper[CombineState]):
         return self.refreshed(state, context, new, kept)
 
     def refreshed(
-        self, state: CombineState, context: Context | None, new: Callable[[], _T], kept: _T
+        self, state: CombineState, context: Context, new: Callable[[], _T], kept: _T
     ) -> _T:
         """The new values in steps that refresh the weights, and the old ones in the others."""
         if self.every == 1:
             return new()
-        step = self.demand("step", None if context is None else context.step)
+        step = self.demand("step", context.step)
         # A fresh state has weights of 0, and a loss that overflowed may have left no finite ones.
         total = jnp.sum(jnp.abs(state.weights))
         due = (step % self.every == 0) | ~((total > 0) & (total < jnp.inf))
@@ -162,7 +162,7 @@ class Combine(AbstractWrapper[CombineState]):
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, CombineState]:
         state, context = here.state, here.context
-        terms = self.demand("terms", None if context is None else context.terms)
+        terms = self.demand("terms", context.terms)
         weights, combination = self.weigh(terms, state, context)
         result, inner = self.inner_part(here).run(write, updates)
         return result, CombineState(

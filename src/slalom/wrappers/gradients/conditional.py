@@ -73,7 +73,6 @@ class When(AbstractWrapper[WhenState]):
         )
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, WhenState]:
-        here = here.with_context()
         state, part = here.state, self.inner_part(here)
         holds = self._holds(here.context, updates)
 
@@ -187,7 +186,7 @@ class IfFinite(AbstractPacedWrapper[IfFiniteState]):
         )
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, IfFiniteState]:
-        state, part = here.state, self.inner_part(here.with_context())
+        state, part = here.state, self.inner_part(here)
 
         def step(inner_state: PyTree) -> tuple[Any, Any]:
             return part._replace(state=inner_state).run(write, updates)
@@ -322,7 +321,6 @@ class SkipSpikes(AbstractPacedWrapper[SkipSpikesState]):
         )
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, SkipSpikesState]:
-        here = here.with_context()
         state = here.state
         values = self._values(updates, here.context)
         z = self._deviations(values, state)

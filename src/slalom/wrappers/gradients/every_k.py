@@ -218,7 +218,6 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
         return inner, skip._replace(context=inner.context)
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, EveryKState]:
-        here = here.with_context()
         state, params = here.state, here.params
         weight, totals = _weights(state, here.context)
         # Mini-batches of weight 0 leave no trace, also as the first ones of a window.
@@ -303,7 +302,7 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
         grads: Updates,
         now: SimpleNamespace,
         skip: Bool[Array, ""] | None,
-        context: Context | None,
+        context: Context,
     ) -> PyTree:
         def add_to_mean(now: SimpleNamespace, a: Array, g: Array) -> Array:
             return _unless(skip, _mean(a, g, now.first, now.weight, now.share), a)

@@ -167,7 +167,7 @@ class ScaleLoss(AbstractPacedWrapper[ScaleLossState]):
         return super().ask(here, loss.request("scaled loss", here))
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, ScaleLossState]:
-        state, part = here.state, self.inner_part(here.with_context())
+        state, part = here.state, self.inner_part(here)
         inverse = 1 / state.scale
 
         def step(inner_state: PyTree) -> tuple[Any, Any]:

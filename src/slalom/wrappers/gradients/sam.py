@@ -65,7 +65,6 @@ class Sam(AbstractStatelessWrapper):
                 )
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, Any]:
-        here = here.with_context()
         params, context = self.demand("params", here.params), here.context
         if not context.has("grad_fn"):
             raise TypeError(missing("Sam", "grad_fn"))

@@ -73,7 +73,6 @@ class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageStat
         )
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, AverageState]:
-        here = here.with_context()
         params = self.demand("params", here.params)
         result, inner = self.inner_part(here).run(write, updates)
 
@@ -87,7 +86,7 @@ class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageStat
         new_params: Callable[[], Params],
         inner: PyTree,
         state: AverageState,
-        context: Context | None,
+        context: Context,
     ) -> AverageState:
         def take_in(average: PyTree, age: Array) -> tuple[Any, Any]:
             # Here, since the operands of a conditional are written to memory.
@@ -111,7 +110,7 @@ class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageStat
             )
         return AverageState(inner, age, average)
 
-    def _weight(self, age: Int[Array, "*leaves"], context: Context | None) -> Array:
+    def _weight(self, age: Int[Array, "*leaves"], context: Context) -> Array:
         """The weight of the newest parameters."""
         if isinstance(self.decay, power_average):
             return self.decay.newest_weight(age)

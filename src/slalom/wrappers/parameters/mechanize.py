@@ -131,7 +131,7 @@ class Mechanize(AbstractWrapper[MechanizeState]):
         return result, MechanizeState(inner, scales, largest, variance, reward, state.init_params)
 
     def _scaled(
-        self, grads: Updates, params: Params, state: MechanizeState, context: Context | None
+        self, grads: Updates, params: Params, state: MechanizeState, context: Context
     ) -> tuple[Array, Array, Array, Array]:
         """The new scales, maxima, variances and rewards."""
         now = self.at(context)

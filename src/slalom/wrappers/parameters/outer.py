@@ -127,7 +127,6 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, OuterState]:
         params = self.demand("params", here.params)
-        here = here.with_context()
         state = here.state
         fast, inner = self.inner_part(here).run(write, updates)
         wrote = self.inner.has_updated(inner)

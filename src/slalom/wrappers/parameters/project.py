@@ -160,7 +160,7 @@ class Project(AbstractStatelessWrapper, AbstractParameterWriter[Any]):
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, Any]:
         params = self.demand("params", here.params)
-        here, old = here.with_context(), write.full(params)
+        old = write.full(params)
         inner, updates, projected = self.seen_from(old, here, updates)
         updates, state = inner.run(write.returning, updates)
 
@@ -292,7 +292,7 @@ class Project(AbstractStatelessWrapper, AbstractParameterWriter[Any]):
             return (True,) * len(jax.tree.leaves(params))
         return mask(self.where, params)
 
-    def _projected(self, params: Params, context: Context | None) -> Params:
+    def _projected(self, params: Params, context: Context) -> Params:
         """The parameters with the selected ones projected."""
         structure = jax.tree.structure(params)
         keep = self._keep(params)

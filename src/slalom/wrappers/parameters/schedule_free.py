@@ -207,7 +207,6 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
         return storage_dtype(leaf_dtype, self.state_dtype)
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, ScheduleFreeState]:
-        here = here.with_context()
         state, context = here.state, here.context
         params = self.demand("params", here.params)
         now = self.at(context)
@@ -257,9 +256,9 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
         result, after = run_if(wrote, advance, write, params, updates, before)
         return result, dataclasses.replace(after, inner=inner)
 
-    def _gap(self, grads: Gradients, z: Params, y: Params, context: Context | None) -> Scalar:
+    def _gap(self, grads: Gradients, z: Params, y: Params, context: Context) -> Scalar:
         """max(0, f + ⟨g, z − y⟩): how far above 0 the loss is at z, by its tangent at y."""
-        value = self.demand("value", None if context is None else context.value)
+        value = self.demand("value", context.value)
         ahead = tree.inner(grads, tree.map_leaves(lambda _, z, y: z - y, (z, y)))
         return jnp.maximum(as_canonical(value) + as_canonical(ahead), 0)
 
@@ -354,7 +353,7 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
         return [by_path.get(path) for path in paths]
 
     def _rates(
-        self, state: ScheduleFreeState, context: Context | None, params: Params
+        self, state: ScheduleFreeState, context: Context, params: Params
     ) -> Real[Array, "*leaves"]:
         """The learning rate of this step: a number, or a vector with an entry for each leaf."""
         links = self._links(params, state.inner, context)

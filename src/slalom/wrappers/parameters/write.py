@@ -130,7 +130,7 @@ class Write(AbstractKeyed, AbstractWrapper[WriteState], AbstractParameterWriter[
             result, inner = self.inner_part(here).run(write, updates)
             return result, dataclasses.replace(state, inner=inner)
         inner_write = write.onto(self._write(state, params, context))
-        seen = None if context is None else _with_rounded_loss(context, params)
+        seen = _with_rounded_loss(context, params)
         result, inner = self.inner_part(here._replace(context=seen)).run(inner_write, updates)
         result, kept = split(result)
         return result, _with_kept(dataclasses.replace(state, inner=inner), kept)
@@ -138,15 +138,13 @@ class Write(AbstractKeyed, AbstractWrapper[WriteState], AbstractParameterWriter[
     def _acts_on(self, params: Params) -> bool:
         return POLICIES[self.policy] is not None and any(_are_half(params))
 
-    def _write(
-        self, state: WriteState, params: Params | None, context: Context | None
-    ) -> PolicyWrite:
+    def _write(self, state: WriteState, params: Params | None, context: Context) -> PolicyWrite:
         params = {} if params is None else params
         halves = _are_half(params)
         kept = iter(jax.tree.leaves((state.master, state.compensation, state.correction)))
         seeds: list[Any] = [None] * len(halves)
         if "step" in self.needs:
-            step = self.demand("step", None if context is None else context.step)
+            step = self.demand("step", context.step)
             seeds = _seeds([step, *jnp.atleast_1d(self.key)], leaf_paths(params))
         return PolicyWrite(self.policy, [next(kept, None) if h else None for h in halves], seeds)
 

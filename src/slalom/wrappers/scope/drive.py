@@ -87,7 +87,6 @@ class Drive(AbstractWrapper[DriveState]):
         )
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, DriveState]:
-        here = here.with_context()
         for name in self.needs:
             if not here.context.has(name):
                 raise TypeError(missing("Drive", name))

@@ -195,11 +195,9 @@ class Flatten(AbstractWrapper[FlattenState]):
         return structure.unflatten(pieces)
 
     def _join_context(
-        self, context: Context | None, params: Params | None, buffers: tuple[str, ...]
-    ) -> Context | None:
+        self, context: Context, params: Params | None, buffers: tuple[str, ...]
+    ) -> Context:
         """The context with all parameter-shaped trees joined."""
-        if context is None:
-            return None
         if params is None:
             context = context.replace(value_fn=None, grad_fn=None, sampled_grad_fn=None)
         return context.in_form(

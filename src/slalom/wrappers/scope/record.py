@@ -78,7 +78,7 @@ class Record(AbstractWrapper[RecordState]):
             self._hyperparams(state.inner, context),
         )
 
-    def _hyperparams(self, state: PyTree, context: Context | None) -> Readings:
+    def _hyperparams(self, state: PyTree, context: Context) -> Readings:
         # Copied: the transform's own numbers must not be donated along with the state.
         return jax.tree.map(jnp.copy, read(self.inner, state, context))
 

@@ -138,7 +138,6 @@ class Store(AbstractWrapper[StoreState]):
         yield f"`.store` changes nothing of the state of this transform: {why}."
 
     def run(self, here: Part, write: Writer, updates: PyTree) -> tuple[Any, StoreState]:
-        here = here.with_context()
         state = here.state
         if has_encoded(state.inner):
             refuse_shards("Store", updates if here.params is None else here.params)

@@ -4,6 +4,7 @@ Large matrices are processed one after the other, which needs the scratch memory
 of equal shape are stacked, since one alone does not keep a processor busy.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -267,21 +268,17 @@ class OneByOne:
         for name, x in self.written(new).items():
             setattr(leaf, name, x)
 
-    def measure(self, g: Array, leaf: Fields) -> dict[str, Any]:
-        """As `AbstractRule.measure`: the sums over the matrices of a leaf."""
-        return self._summed("measure", g, leaf)
-
-    def reduce(self, g: Array, leaf: Fields) -> dict[str, Any]:
-        """See `AbstractRule.reduce`."""
-        return self._summed("reduce", g, leaf)
-
-    def _summed(self, phase: str, g: Array, leaf: Fields) -> dict[str, Any]:
+    def summed(self, phase: str, g: Array, leaf: Fields) -> dict[str, Any]:
+        """As `AbstractRule.measure` or `reduce`: the sums over the matrices of a leaf."""
         sums = self._each(lambda rule, g, leaf: getattr(rule, phase)(g, leaf), g, leaf)
         return {
             # The norm is that of all matrices of the leaf.
             name: x if isinstance(x, tree.NormOf) else jnp.sum(x, axis=0)
             for name, x in sums.items()
         }
+
+    measure = functools.partialmethod(summed, "measure")
+    reduce = functools.partialmethod(summed, "reduce")
 
     def direction(self, g: Array, leaf: Fields) -> Array:
         """See `AbstractRule.direction`."""

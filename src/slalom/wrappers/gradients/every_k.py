@@ -1,6 +1,7 @@
 """Gradient accumulation."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -229,7 +230,10 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
         report = self._skip_report(updates, state, params)
         skip = None if report is None else report["should_skip"]
         now = SimpleNamespace(first=first, weight=weight, share=shares)
-        accumulated = self._accumulate(state.accumulated, updates, now, skip, here.context)
+        add = functools.partial(self._added, skip)
+        accumulated = advance_tree(
+            add, state.accumulated, updates, now, here.context, "accumulated"
+        )
         if here.context.grad is not None:
             here = here._replace(context=here.context.replace(grad=decoded(accumulated)))
         part = self.inner_part(here)
@@ -296,23 +300,14 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
         window = context.replace(value=value, weight=weight, **merged)
         return super().inner_context(here._replace(context=window))
 
-    def _accumulate(
-        self,
-        accumulated: PyTree,
-        grads: Updates,
-        now: SimpleNamespace,
-        skip: Bool[Array, ""] | None,
-        context: Context,
-    ) -> PyTree:
-        def add_to_mean(now: SimpleNamespace, a: Array, g: Array) -> Array:
+    def _added(
+        self, skip: Bool[Array, ""] | None, now: SimpleNamespace, a: Array, g: Array
+    ) -> Array:
+        """The accumulator at a leaf with one more gradient."""
+        if self.mean:
             return _unless(skip, _mean(a, g, now.first, now.weight, now.share), a)
-
-        def add_to_sum(now: SimpleNamespace, a: Array, g: Array) -> Array:
-            before = jnp.where(now.first, 0, a)
-            return _unless(skip, jnp.where(now.weight == 0, before, before + g * now.weight), a)
-
-        rule = add_to_mean if self.mean else add_to_sum
-        return advance_tree(rule, accumulated, grads, now, context, "accumulated")
+        before = jnp.where(now.first, 0, a)
+        return _unless(skip, jnp.where(now.weight == 0, before, before + g * now.weight), a)
 
     def reading(self, name: str, state: EveryKState, context: Context | None) -> Any:
         if name == "k":

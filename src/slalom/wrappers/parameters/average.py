@@ -1,6 +1,5 @@
 """Averages of the parameters."""
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -73,32 +72,19 @@ class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageStat
         )
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, AverageState]:
-        params = self.demand("params", here.params)
+        params, state, context = self.demand("params", here.params), here.state, here.context
         result, inner = self.inner_part(here).run(write, updates)
 
-        def new_params() -> Params:
-            return here.context.constrained(write.new_params(params, result))
-
-        return result, self._averaged(new_params, inner, here.state, here.context)
-
-    def _averaged(
-        self,
-        new_params: Callable[[], Params],
-        inner: PyTree,
-        state: AverageState,
-        context: Context,
-    ) -> AverageState:
         def take_in(average: PyTree, age: Array) -> tuple[Any, Any]:
             # Here, since the operands of a conditional are written to memory.
-            params = new_params()
+            new_params = context.constrained(write.new_params(params, result))
             age = tree.increment(age)
-            weight = self._weight(age, context)
-            now = SimpleNamespace(weight=weight)
+            now = SimpleNamespace(weight=self._weight(age, context))
 
             def rule(now, a, p):
                 return moved(a, p, now.weight)
 
-            new = tree.map_leaves(rule, (average, params), now)
+            new = tree.map_leaves(rule, (average, new_params), now)
             return tree.cast_like(new, average), age
 
         wrote = self.inner.has_updated(inner)
@@ -108,7 +94,7 @@ class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageStat
             average, age = jax.lax.cond(
                 wrote, take_in, lambda average, age: (average, age), state.average, state.age
             )
-        return AverageState(inner, age, average)
+        return result, AverageState(inner, age, average)
 
     def _weight(self, age: Int[Array, "*leaves"], context: Context) -> Array:
         """The weight of the newest parameters."""

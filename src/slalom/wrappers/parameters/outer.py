@@ -150,13 +150,8 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
             result = tree.cast_like(write.assigning(slow)(params, total), result)
             return result, slow, outer_state, self._reset(inner, slow, params)
 
-        def keep(
-            result: PyTree, slow: PyTree, outer_state: PyTree, inner: PyTree
-        ) -> tuple[Any, Any, Any, Any]:
-            return result, slow, outer_state, inner
-
         result, slow, outer_state, resets = jax.lax.cond(
-            due, sync, keep, fast, state.slow, state.optimizer, resets
+            due, sync, lambda *same: same, fast, state.slow, state.optimizer, resets
         )
         return result, OuterState(
             steps_since_sync=jnp.where(due, 0, steps),

@@ -299,7 +299,10 @@ class OneByOne:
     def _numbers(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The attributes of the rule at this step that differ between matrices, and the others."""
         numbers = {n: x for n, x in numbers_at(self.rule).items() if n != "plan"}
-        arrays = {n: _keys(x, self.matrix.batch) for n, x in numbers.items() if is_key(x)}
+        each = jax.vmap(jax.random.fold_in, (None, 0))
+        arrays = {
+            n: each(x, jnp.arange(self.matrix.batch)) for n, x in numbers.items() if is_key(x)
+        }
         for name in ("p", "grad"):
             if numbers.get(name) is not None:
                 arrays[name] = self.matrix.read(numbers[name])
@@ -308,12 +311,6 @@ class OneByOne:
 
 def _changes(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     return {name: x for name, x in new.items() if name not in old or x is not old[name]}
-
-
-def _of_single(function: Callable[..., Any], *stacks: PyTree) -> PyTree:
-    """Applies a function of one matrix to a stack of one."""
-    result = function(*jax.tree.map(lambda x: x[0], stacks))
-    return jax.tree.map(lambda x: x[None], result)
 
 
 def of_matrices(function: Callable[..., Any], stack: PyTree) -> PyTree:
@@ -326,7 +323,8 @@ def of_matrices(function: Callable[..., Any], stack: PyTree) -> PyTree:
     """
     arrays = jax.tree.leaves(stack)
     if len(arrays[0]) == 1:
-        return _of_single(function, stack)
+        result = function(jax.tree.map(lambda x: x[0], stack))
+        return jax.tree.map(lambda x: x[None], result)
     small = is_small(max(math.prod(x.shape[1:]) for x in arrays))
     return jax.vmap(function)(stack) if small else jax.lax.map(function, stack)
 
@@ -334,7 +332,3 @@ def of_matrices(function: Callable[..., Any], stack: PyTree) -> PyTree:
 def is_number(x: Any) -> bool:
     """Whether this is a number, not a PRNG key or a flag."""
     return x is not None and x.dtype != bool and not is_key(x)
-
-
-def _keys(key: Array, number: int) -> Array:
-    return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(number))

@@ -277,16 +277,16 @@ class _RuleStep:
             name: self.entries[name][n] if name in self.entries else x
             for name, x in self.numbers.items()
         }
-        return {name: self._key_of(n, x) if is_key(x) else x for name, x in here.items()}
+        # From the path, so that a leaf keeps its key when others come or go.
+        return {
+            name: jax.random.fold_in(x, zlib.crc32(self.paths[n].encode())) if is_key(x) else x
+            for name, x in here.items()
+        }
 
     def divide(self) -> None:
         """Gives each leaf its own entry of the numbers of this step that are vectors."""
         vectors = {name: x for name, x in self.numbers.items() if x is not None and x.ndim}
         self.entries = dict(zip(vectors, entries(list(vectors.values())), strict=True))
-
-    def _key_of(self, n: int, key: Array) -> Array:
-        # From the path, so that a leaf keeps its key when others come or go.
-        return jax.random.fold_in(key, zlib.crc32(self.paths[n].encode()))
 
     def fields_of(self, n: int) -> dict[str, Any]:
         """The fields of the state of the leaf at this position."""

@@ -176,7 +176,7 @@ def params_to_evaluate(here: Part, *, full_precision: bool = False) -> Params:
     - `full_precision`: whether to keep the precision of the writer, or to use that of the
         parameters.
     """
-    leaves, structure = jax.tree.flatten(here.params, is_leaf=_is_hole)
+    leaves, structure = jax.tree.flatten(here.params, is_leaf=lambda x: x is None)
     is_taken = [False] * len(leaves)
     for part in parts(here.module, here.state, here.context, here.params):
         if isinstance(part.module, AbstractParameterWriter) and jax.tree.leaves(part.params):
@@ -187,7 +187,3 @@ def params_to_evaluate(here: Part, *, full_precision: bool = False) -> Params:
                     leaves[i] = x if full_precision else jnp.asarray(x, leaves[i].dtype)
                     is_taken[i] = True
     return structure.unflatten(leaves)
-
-
-def _is_hole(x: object) -> bool:
-    return x is None

@@ -89,7 +89,10 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
                 flat += zip(link.names, link.links, strict=True)
             else:
                 flat.append((None, link))
-        _check_unique([name for name, _ in flat])
+        stated = [name for name, _ in flat if name is not None]
+        for name in stated:
+            if stated.count(name) > 1:
+                raise ValueError(f"Two links of this chain are named '{name}'; names must differ.")
         if not flat:
             return Identity()
         if len(flat) == 1 and flat[0][0] is None:
@@ -256,13 +259,6 @@ def named_chain(**links: AbstractTransform) -> AbstractTransform:
     ```
     """
     return Chain(tuple(links.values()), tuple(links)) if links else Identity()
-
-
-def _check_unique(names: list[str | None]) -> None:
-    stated = [name for name in names if name is not None]
-    for name in stated:
-        if stated.count(name) > 1:
-            raise ValueError(f"Two links of this chain are named '{name}'; names must differ.")
 
 
 def _sign_of_product(signs: tuple[int | None, ...]) -> int | None:

@@ -1,6 +1,5 @@
 """The loss, negated or scaled."""
 
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -181,26 +180,18 @@ class ScaleLoss(AbstractPacedWrapper[ScaleLossState]):
         # Gradients that are finite stay so when they are unscaled, unless s < 1.
         finite = tree.all_finite(updates)
         result, inner_state = run_if(finite, step, write, here.params, state.inner, skips=part)
-        total = state.total_notfinite
-        now = self._next_scale(state, finite)
+        total, scale, steps = state.total_notfinite, state.scale, state.finite_steps + 1
+        grows = steps >= self.growth_interval
+        # A scale at the limit stays as it is, so that a power of two remains one.
+        doubled = jnp.where(scale <= LARGEST / 2, 2 * scale, scale)
+        halved = jnp.where(scale >= 2 * SMALLEST, scale / 2, scale)
         return result, ScaleLossState(
-            scale=now.scale,
-            finite_steps=now.finite_steps,
+            scale=jnp.where(finite, jnp.where(grows, doubled, scale), halved),
+            finite_steps=jnp.where(finite & ~grows, steps, 0),
             last_finite=finite,
             total_notfinite=jnp.where(finite, total, tree.increment(total)),
             count=jnp.where(finite, tree.increment(state.count), state.count),
             inner=inner_state,
-        )
-
-    def _next_scale(self, state: ScaleLossState, finite: Bool[Array, ""]) -> SimpleNamespace:
-        steps = state.finite_steps + 1
-        grows = steps >= self.growth_interval
-        # A scale at the limit stays as it is, so that a power of two remains one.
-        doubled = jnp.where(state.scale <= LARGEST / 2, 2 * state.scale, state.scale)
-        halved = jnp.where(state.scale >= 2 * SMALLEST, state.scale / 2, state.scale)
-        return SimpleNamespace(
-            scale=jnp.where(finite, jnp.where(grows, doubled, state.scale), halved),
-            finite_steps=jnp.where(finite & ~grows, steps, 0),
         )
 
     def has_updated(self, state: ScaleLossState) -> Bool[Array, "*runs"] | bool:

@@ -133,11 +133,7 @@ functions and the numbers in it, and the number of programs in a row that were c
 
 
 def watch(
-    who: str,
-    get_function: Callable[[], Any],
-    structure: Any,
-    statics: Mapping[int, Any],
-    shapes: Any,
+    who: str, function: Any, structure: Any, statics: Mapping[int, Any], shapes: Any
 ) -> list[int]:
     """Notes that a program is to be compiled, and warns if it is the third in a row like it.
 
@@ -148,17 +144,17 @@ def watch(
     **Arguments:**
 
     - `who`: what the user calls, such as `opt.step`.
-    - `get_function`: returns the function that the program was made of, or `None`.
+    - `function`: the loss among the arguments, or `None`.
     - `structure`, `statics`: the structure of the arguments, and their static leaves by position.
     - `shapes`: the shapes of what is carried, and where it is.
 
     **Returns:** the number of calls of this program, in a list for the caller to count in.
     """
-    function, calls = get_function(), [0]
+    calls = [0]
     code = getattr(function, "__code__", None)
     source = type(function) if code is None else (code.co_filename, code.co_firstlineno)
     numbers = {i: x for i, x in statics.items() if type(x) in (int, float)}
-    others = {i: type(x) if i in numbers else x for i, x in statics.items()}
+    others = {i: type(x) if i in numbers else x for i, x in statics.items() if x is not function}
     text = repr((structure, others, shapes))
     functions = _FUNCTION.findall(text)
     addresses = _ADDRESS.findall(text)
@@ -172,7 +168,7 @@ def watch(
         if numbers != last_numbers:
             _warn_of_numbers(who, structure, numbers, last_numbers)
         elif addresses == last_addresses:
-            name = getattr(function, "__name__", repr(function))
+            name = getattr(function, "__name__", type(function).__name__)
             _warn_of_functions(who, f"the function `{name}`", "step = sl.train_step(loss_fn)")
         else:
             name = (

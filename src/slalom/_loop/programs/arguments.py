@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
 from ...tree.sharding import constrain, is_on_host, may_be_at, to_device, to_host
+from ...tree.types import is_function
 
 
 def identity(x: Any) -> Hashable:
@@ -20,8 +21,8 @@ def identity(x: Any) -> Hashable:
     The id of a function stands for it only while it lives, so the entries of the key must be
     dropped when it dies.
     """
-    # A method is a new object each time it is looked up.
-    if isinstance(x, types.MethodType) and _has_identity(type(x.__self__)):
+    # A method is a new object each time it is looked up, and equal if it is of the same object.
+    if isinstance(x, types.MethodType) and type(x.__self__).__weakrefoffset__ > 0:
         return id(x.__self__), id(x.__func__)
     return id(x) if _has_identity(type(x)) else x
 
@@ -46,15 +47,12 @@ def _has_identity(kind: type) -> bool:
     return is_equal_to_itself and kind.__weakrefoffset__ > 0
 
 
-Function: TypeAlias = Callable[..., Any]
-
-
 class Bound(eqx.Module):
     """A function with its first arguments and some keywords, all of them visible to JAX.
 
     **Arguments:**
 
-    - `func`: a function, a tree that can be called, or `None` where `without_function` removed it.
+    - `func`: a function, or a tree that can be called.
     - `args`, `keywords`: the arguments.
     """
 
@@ -66,37 +64,33 @@ class Bound(eqx.Module):
         return self.func(*self.args, *args, **{**self.keywords, **keywords})
 
 
-def as_tree(function: Function) -> Any:
+def as_tree(function: Any) -> Any:
     """A function as a tree that shows the arrays it carries. A plain function is a leaf.
 
     Equinox modules, their bound methods and `eqx.Partial` are trees already. `functools.partial`
     hides its arrays from JAX. `jax.tree_util.Partial` shows its arguments, but not the arrays of
-    its function.
+    its function. Another object that is a leaf becomes its method, which is compared by identity
+    even if the object has no hash.
     """
     if isinstance(function, functools.partial):
         return Bound(as_tree(function.func), function.args, dict(function.keywords))
-    if isinstance(function, types.MethodType) and not _is_leaf(function.__self__):
-        return Bound(function.__func__, (function.__self__,), {})
-    return function
+    if isinstance(function, types.MethodType):
+        is_whole = _is_leaf(function.__self__)
+        return function if is_whole else Bound(function.__func__, (function.__self__,), {})
+    is_plain = not is_function(function) or _has_identity(type(function))
+    return function if is_plain or not _is_leaf(function) else function.__call__
 
 
-def without_function(tree: Any) -> tuple[Function, PyTree]:
-    """A tree from `as_tree` as the plain function in it, and the tree with `None` in its place.
-
-    The function of a module is its class.
-    """
+def as_function(tree: Any) -> Any:
+    """Undoes `as_tree`: a function whose signature can be read."""
     if isinstance(tree, Bound):
-        function, inner = without_function(tree.func)
-        return function, Bound(inner, tree.args, tree.keywords)
-    return (tree, None) if _is_leaf(tree) else (type(tree), tree)
+        return functools.partial(as_function(tree.func), *tree.args, **tree.keywords)
+    return tree
 
 
-def with_function(tree: PyTree, function: Function) -> Function:
-    """Undoes `without_function`: the tree with the function in it, to call."""
-    if isinstance(tree, Bound):
-        inner = with_function(tree.func, function)
-        return functools.partial(inner, *tree.args, **tree.keywords)
-    return function if tree is None else tree
+def innermost(tree: Any) -> Any:
+    """The function in a tree from `as_tree` that gets all the arguments."""
+    return innermost(tree.func) if isinstance(tree, Bound) else tree
 
 
 def _is_leaf(x: Any) -> bool:

@@ -23,7 +23,7 @@ from ..._core.protocol.writer import RETURN
 from ...tree.packed import captures, release_functions_with
 from ...tree.sharding import to_device
 from ...tree.types import PyTree, Updates
-from ..binding.loop_warnings import warn_of_unread_scale, watch
+from ..binding.loop_warnings import warn_of_unread_scale
 from ..binding.model import split
 from ..binding.stepping import advance
 from .arguments import Flags
@@ -246,7 +246,7 @@ compiled_step = Program(
     _step,
     carried,
     homes=homes,
-    watch=functools.partial(watch, "opt.step", lambda: None),
+    watched="opt.step",
     family=family_of,
 )
 compiled_update = Program(

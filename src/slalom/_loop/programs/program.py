@@ -32,6 +32,7 @@ from ...tree.sharding import mesh_sharding
 from ...tree.tracing import equations
 from ...tree.types import Tracer, is_deleted, under_jit
 from ..binding.binding import named_leaves
+from ..binding.loop_warnings import watch
 from ..binding.model import strong
 from .arguments import (
     Arguments,
@@ -45,6 +46,7 @@ from .arguments import (
     Structure,
     flagged,
     identity,
+    innermost,
 )
 from .interrupts import compiling
 
@@ -85,9 +87,8 @@ class Program(Generic[Arguments, Other]):
         show them.
     - `donated`: the same as `carried` for the leaves that are donated, all of them carried.
         Defaults to none.
-    - `watch`: called with the structure, the static leaves, and the shapes and shardings of what is
-        carried when they are new; returns a list in which calls are counted, to warn of functions
-        that are new and of numbers that differ each time.
+    - `watched`: what the user calls, such as `opt.step`, to warn of functions that are new and of
+        numbers that differ each time. `None` warns of nothing.
     - `family`: maps the arguments to the mapping that keeps what is compiled for them. Defaults to
         one that lives as long as this object.
     """
@@ -99,11 +100,11 @@ class Program(Generic[Arguments, Other]):
         *,
         homes: Callable[[Arguments], Homes] = lambda arguments: (),
         donated: Callable[[Arguments], Flags] | None = None,
-        watch: Callable[..., list[int]] | None = None,
+        watched: str | None = None,
         family: Callable[[Arguments], dict[Any, Any]] | None = None,
     ):
         self._body = body
-        self._watch = watch
+        self._watched = watched
         self._carried = carried
         self._homes = homes
         self._donated = donated
@@ -159,10 +160,12 @@ class Program(Generic[Arguments, Other]):
     ) -> tuple[Leaves, Leaves]:
         """The arrays to donate and the others. Raises an error if some were donated earlier."""
         carried = signature.carried
-        if self._watch is not None:
+        if self._watched is not None:
             if signature.calls is None:
+                loss_fn = innermost(getattr(arguments, "loss", None))
                 shapes = [np.shape(leaves[i]) for i in carried], signature.shardings
-                signature.calls = self._watch(signature.structure, signature.statics, shapes)
+                known = signature.structure, signature.statics, shapes
+                signature.calls = watch(self._watched, loss_fn, *known)
             signature.calls[0] += 1
         # A donated tree lost all its buffers at once, so two of them are enough to tell.
         if any(is_deleted(leaves[i]) for i in carried[:1] + carried[-1:]):

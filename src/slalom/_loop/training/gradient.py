@@ -24,7 +24,7 @@ from ...tree.types import PyTree, Scalar, Updates
 from ..binding.model import split
 from ..binding.optimizer import Optimizer
 from ..binding.stepping import advance, sampled_params
-from ..programs.arguments import with_function
+from ..programs.arguments import as_function
 from ..residual_losses import AbstractCurvatureLoss, linearized, residual_loss
 from .batch import Role
 from .batch_loss import BatchLoss
@@ -49,86 +49,71 @@ class TrainingInputs(NamedTuple):
     kwargs: dict[str, Any]
     """The keywords of the loss."""
     loss: PyTree
-    """The arrays that the loss carries, as `without_function` returns them."""
+    """The loss as a tree."""
     model: PyTree
     model_state: PyTree
     """The state of the model at the start of a scan, if it has one."""
     opt: Optimizer
-    sampled_loss: Any
-    """The function for labels that are drawn from the model, as a tree, or `None`."""
+    options: Options
+    """The options of `train_step`, with functions as trees."""
     scan: dict[str, Any] | None
     """The options of a scan, `None` for a single step."""
-    transform_grads: Callable[[Any], Any] | None
 
 
-def training_step(
-    get_function: Callable[[], Callable[..., Any]], options: Options
-) -> Callable[[TrainingInputs], tuple[list[Array], PyTree]]:
-    """The body of the compiled program.
-
-    **Arguments:**
-
-    - `get_function`: returns the loss, or the function inside one that carries arrays.
-    - `options`: the options of `train_step`.
-    """
-
-    def train_step(inputs: TrainingInputs) -> tuple[list[Array], PyTree]:
-        opt = inputs.opt
-        # Steps that differ only in this function share a program.
-        current = options._replace(transform_grads=inputs.transform_grads)
-        model = at = split(inputs.model, opt.binding.trainable)
-        loss = loss_of(opt.transform, opt.state, Context(step=opt.count), model.params)
-        current.check_loss(loss)
-        if loss.askers("sampled parameters"):
-            drawn = sampled_params(loss, model.params)
-            at = split(model.join(jax.tree.leaves(drawn)), opt.binding.trainable)
-        loss_fn = with_function(inputs.loss, get_function())
-        check_call(loss_fn, inputs.args, inputs.kwargs)
-        batch_loss = BatchLoss(
-            loss_fn=loss_fn,
-            options=current,
-            model=at,
-            args=inputs.args,
-            kwargs=inputs.kwargs,
-            scale=next((part.state.scale for part in loss.askers("scaled loss")), None),
+def train_step(inputs: TrainingInputs) -> tuple[list[Array], PyTree]:
+    """The body of the compiled program: the new values of the carried leaves, and the third result
+    of the step in a tuple, with nothing to check after it."""
+    opt, options = inputs.opt, inputs.options
+    model = at = split(inputs.model, opt.binding.trainable)
+    loss = loss_of(opt.transform, opt.state, Context(step=opt.count), model.params)
+    options.check_loss(loss)
+    if loss.askers("sampled parameters"):
+        drawn = sampled_params(loss, model.params)
+        at = split(model.join(jax.tree.leaves(drawn)), opt.binding.trainable)
+    loss_fn = as_function(inputs.loss)
+    check_call(loss_fn, inputs.args, inputs.kwargs)
+    batch_loss = BatchLoss(
+        loss_fn=loss_fn,
+        options=options,
+        model=at,
+        args=inputs.args,
+        kwargs=inputs.kwargs,
+        scale=next((part.state.scale for part in loss.askers("scaled loss")), None),
+    )
+    if options.compute_dtype == "float16" and batch_loss.scale is None:
+        warn(
+            "The loss is computed in float16, and nothing scales it: gradients below 6e-8 "
+            'become 0. Write `tx.scale_loss()`, or `compute_dtype="bfloat16"`, which needs no '
+            "scale."
         )
-        if options.compute_dtype == "float16" and batch_loss.scale is None:
-            warn(
-                "The loss is computed in float16, and nothing scales it: gradients below 6e-8 "
-                'become 0. Write `tx.scale_loss()`, or `compute_dtype="bfloat16"`, which needs no '
-                "scale."
-            )
-        source = residual_loss(batch_loss.loss_fn, loss)
-        weight = inputs.context.get("weight")
+    source = residual_loss(batch_loss.loss_fn, loss)
+    weight = inputs.context.get("weight")
 
-        def ask_again(result: LossResult, **entries: Any) -> Loss:
-            current_weight = result.weight if options.has_weight else weight
-            context = Context(step=opt.count, weight=current_weight, **entries)
-            return loss_of(opt.transform, opt.state, context, model.params)
+    def ask_again(result: LossResult, **entries: Any) -> Loss:
+        current_weight = result.weight if options.has_weight else weight
+        context = Context(step=opt.count, weight=current_weight, **entries)
+        return loss_of(opt.transform, opt.state, context, model.params)
 
-        if loss.askers("combined terms"):
-            gradient = _combined_gradient(batch_loss, loss.askers("combined terms")[0], ask_again)
-        elif loss.askers("single examples"):
-            gradient = _per_example_gradient(batch_loss, loss.askers("single examples")[0])
-        elif options.reuse_linesearch:
-            gradient = _recalled_gradient(batch_loss, loss, opt.transform)
-        elif source is not None and batch_loss.is_whole:
-            gradient = _linearized_gradient(batch_loss, source, loss)
-        else:
-            gradient = _batch_gradient(batch_loss)
+    if loss.askers("combined terms"):
+        gradient = _combined_gradient(batch_loss, loss.askers("combined terms")[0], ask_again)
+    elif loss.askers("single examples"):
+        gradient = _per_example_gradient(batch_loss, loss.askers("single examples")[0])
+    elif options.reuse_linesearch:
+        gradient = _recalled_gradient(batch_loss, loss, opt.transform)
+    elif source is not None and batch_loss.is_whole:
+        gradient = _linearized_gradient(batch_loss, source, loss)
+    else:
+        gradient = _batch_gradient(batch_loss)
 
-        result = gradient.result
-        entries = _context_entries(gradient, batch_loss, inputs, loss)
-        if source is not None:
-            entries.setdefault("residuals", source.on(*batch_loss.args, **batch_loss.kwargs))
-        params, state = advance(
-            opt, model, gradient.grads, entries, gathered=gradient.gathered, in_training_step=True
-        )
-        return jax.tree.leaves(params) + state, options.returned(
-            result.loss, result.weight, result.aux
-        )
-
-    return train_step
+    result = gradient.result
+    entries = _context_entries(gradient, batch_loss, inputs, loss)
+    if source is not None:
+        entries.setdefault("residuals", source.on(*batch_loss.args, **batch_loss.kwargs))
+    params, state = advance(
+        opt, model, gradient.grads, entries, gathered=gradient.gathered, in_training_step=True
+    )
+    returned = options.returned(result.loss, result.weight, result.aux)
+    return jax.tree.leaves(params) + state, ((returned,), [])
 
 
 def _context_entries(
@@ -148,10 +133,8 @@ def _context_entries(
         entries["value_fn"] = batch_loss.value
     if loss.askers("grad_fn"):
         entries["grad_fn"] = lambda model: _unscaled_gradient(batch_loss.at(model, opt)).grads
-    if loss.askers("sampled_grad_fn") and inputs.sampled_loss is not None:
-        entries["sampled_grad_fn"] = functools.partial(
-            _sampled_gradient, batch_loss, inputs.sampled_loss, opt
-        )
+    if loss.askers("sampled_grad_fn") and options.sampled_loss_fn is not None:
+        entries["sampled_grad_fn"] = functools.partial(_sampled_gradient, batch_loss, opt)
     return entries
 
 
@@ -265,9 +248,11 @@ def _unscaled_gradient(batch_loss: BatchLoss) -> Gradient:
 
 
 def _sampled_gradient(
-    batch_loss: BatchLoss, sampled_loss_fn: Any, opt: Optimizer, model: PyTree, key: Any
+    batch_loss: BatchLoss, opt: Optimizer, model: PyTree, key: Any
 ) -> tuple[Updates, Scalar]:
     """The gradient of the mean loss for labels that are drawn from a model, and their number."""
+    options = batch_loss.options
+    sampled_loss_fn = as_function(options.sampled_loss_fn)
 
     @functools.wraps(sampled_loss_fn)
     def loss_fn(*args: Any, **kwargs: Any) -> Any:
@@ -279,7 +264,6 @@ def _sampled_gradient(
             )
         return returned
 
-    options = batch_loss.options
     if options.batch_args is not None:
         # The key comes before the arguments that are counted.
         moved = (i + 1 if isinstance(i, int) else i for i in options.batch_args)

@@ -1,7 +1,6 @@
 """Many training steps in one compiled program."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,60 +16,49 @@ from ..programs.arguments import flagged
 from ..programs.compiled import carried
 from ..reports.describe import metrics
 from .batch import check_state, is_single_key
-from .gradient import TrainingInputs, training_step
+from .gradient import TrainingInputs, train_step
 from .options import Options, check_model_state, check_steps
 
 
-def scanned_steps(
-    get_function: Callable[[], Callable[..., Any]], options: Options
-) -> Callable[[TrainingInputs], tuple[list[Array], PyTree]]:
-    """The body of a program that takes many training steps.
+def scan_steps(inputs: TrainingInputs) -> tuple[list[Array], PyTree]:
+    """The body of a program that takes many training steps, by `scan` and `model_state`.
 
-    **Arguments:**
-
-    - `get_function`, `options`: as for `training_step`.
-
-    **Returns:** a function of the inputs of a training step, with `scan` and `model_state` among
-    them.
+    **Returns:** the new values of the carried leaves, and the results after the model and the
+    optimizer, with the states that `check_guarded` takes.
     """
-    one_step = training_step(get_function, options)
+    scan, start = inputs.scan or {}, inputs.model_state
+    inputs = inputs._replace(scan=None, model_state=None)
+    # The model's functions cannot be carried, so the leaves are.
+    leaves, structure = jax.tree.flatten(inputs)
+    is_carried = flagged(inputs, carried(inputs))
+    arguments = {"args": inputs.args, "context": inputs.context, "kwargs": inputs.kwargs}
+    per_step = _PerStep(arguments, scan["length"])
 
-    def scan_steps(inputs: TrainingInputs) -> tuple[list[Array], PyTree]:
-        scan, start = inputs.scan or {}, inputs.model_state
-        inputs = inputs._replace(scan=None, model_state=None)
-        # The model's functions cannot be carried, so the leaves are.
-        leaves, structure = jax.tree.flatten(inputs)
-        is_carried = flagged(inputs, carried(inputs))
-        arguments = {"args": inputs.args, "context": inputs.context, "kwargs": inputs.kwargs}
-        per_step = _PerStep(arguments, scan["length"])
+    def with_carried(new: list[Array]) -> TrainingInputs:
+        rest = iter(new)
+        filled = [next(rest) if c else x for x, c in zip(leaves, is_carried, strict=True)]
+        return structure.unflatten(filled)
 
-        def with_carried(new: list[Array]) -> TrainingInputs:
-            rest = iter(new)
-            filled = [next(rest) if c else x for x, c in zip(leaves, is_carried, strict=True)]
-            return structure.unflatten(filled)
+    def body(carry: tuple[list[Array], PyTree], rows: list[Array]) -> Any:
+        before, model_state = carry
+        now = with_carried(before)._replace(**per_step.arguments(rows))
+        if start is not None:
+            now = now._replace(args=(model_state, *now.args))
+        new, ((returned,), _) = train_step(now)
+        if start is not None:
+            *returned, model_state = returned
+            check_state(model_state, start, "`model_state`")
+        opt = with_carried(new).opt
+        measured = (metrics(opt.transform, opt.state),) if scan["with_metrics"] else ()
+        return (new, model_state), pack((returned, measured, _guarded(opt)))
 
-        def body(carry: tuple[list[Array], PyTree], rows: list[Array]) -> Any:
-            before, model_state = carry
-            now = with_carried(before)._replace(**per_step.arguments(rows))
-            if start is not None:
-                now = now._replace(args=(model_state, *now.args))
-            new, returned = one_step(now)
-            if start is not None:
-                *returned, model_state = returned
-                check_state(model_state, start, "`model_state`")
-            opt = with_carried(new).opt
-            measured = metrics(opt.transform, opt.state) if scan["with_metrics"] else None
-            return (new, model_state), pack((returned, measured, _guarded(opt)))
-
-        first = [x for x, c in zip(leaves, is_carried, strict=True) if c]
-        (new, model_state), packed = jax.lax.scan(
-            body, (first, start), per_step.rows, length=per_step.length, unroll=scan["unroll"]
-        )
-        returned, measured, guarded = unpack(packed)
-        returned = returned if start is None else (*returned, model_state)
-        return new, (returned, measured, guarded)
-
-    return scan_steps
+    first = [x for x, c in zip(leaves, is_carried, strict=True) if c]
+    (new, model_state), packed = jax.lax.scan(
+        body, (first, start), per_step.rows, length=per_step.length, unroll=scan["unroll"]
+    )
+    returned, measured, guarded = unpack(packed)
+    returned = returned if start is None else (*returned, model_state)
+    return new, ((returned, *measured), guarded)
 
 
 class _PerStep:

@@ -1,9 +1,7 @@
 """The object that `train_step` returns, and its compiled programs."""
 
-import functools
-import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 import jax
 from jaxtyping import Array
@@ -11,22 +9,19 @@ from jaxtyping import Array
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.messages import advise_positions
 from ...tree.types import PyTree, Tracer, is_deleted
-from ..binding.loop_warnings import watch
 from ..binding.model import Model
 from ..binding.optimizer import Optimizer
 from ..binding.stepping import as_keywords, check_guards, check_one_run
-from ..programs.arguments import as_tree, without_function
+from ..programs.arguments import Flags, as_tree
 from ..programs.compiled import carried, homes
 from ..programs.interrupts import HeldSignals
 from ..programs.program import Program
-from .gradient import TrainingInputs, training_step
+from .gradient import TrainingInputs, train_step
 from .options import Options
-from .scan import check_guarded, check_scan, scanned_steps
+from .scan import check_guarded, check_scan, scan_steps
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
-
-TrainProgram: TypeAlias = Program[TrainingInputs, Any]
 
 
 class TrainStep(Generic[P, R]):
@@ -44,12 +39,9 @@ class TrainStep(Generic[P, R]):
         self.last = None
         self.loss_fn = loss_fn
         self.options = options
-        tree = as_tree(loss_fn)
-        function, self._loss = without_function(tree)
-        sampled = options.sampled_loss_fn
-        self._sampled_loss = None if sampled is None else as_tree(sampled)
-        self._program = _program(function, options)
-        self._scan_program = _program(function, options, scanned_steps)
+        self._loss = as_tree(loss_fn)
+        sampled = as_tree(options.sampled_loss_fn)
+        self._options = options._replace(sampled_loss_fn=sampled)
 
     if TYPE_CHECKING:
         # A `ParamSpec` allows no keyword such as `context` between its `args` and `kwargs`.
@@ -78,8 +70,7 @@ class TrainStep(Generic[P, R]):
         context: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> tuple[PyTree, Optimizer, Any]:
-        inputs = self._inputs(model, opt, args, kwargs, context)
-        return self._results(self._program, inputs, lambda returned: (returned,))[0]
+        return self._results(_step, self._inputs(model, opt, args, kwargs, context))
 
     def lower(
         self,
@@ -91,7 +82,7 @@ class TrainStep(Generic[P, R]):
         **kwargs: Any,
     ) -> jax.stages.Lowered:
         """The lowered program, as `jax.jit(...).lower(...)` returns it, for inspection."""
-        return self._program.lower(self._inputs(model, opt, args, kwargs, context))
+        return _step.lower(self._inputs(model, opt, args, kwargs, context))
 
     @overload
     def scan(
@@ -183,35 +174,28 @@ class TrainStep(Generic[P, R]):
         check_scan(self.options, scan, model_state, batches)
         inputs = self._inputs(model, opt, batches, same, context)
         inputs = inputs._replace(model_state=model_state, scan=scan)
-        results, (*_, guarded) = self._results(
-            self._scan_program, inputs, lambda other: other[: 2 if with_metrics else 1]
-        )
+        return self._results(_scan, inputs)
+
+    def _results(
+        self, program: Program[TrainingInputs, Any], inputs: TrainingInputs
+    ) -> tuple[Any, ...]:
+        """The results of a call."""
+        if self.options.donate is False:
+            results, guarded = _called(program, inputs)
+        else:
+            count = inputs.opt.arrays.count
+            if not is_deleted(count):  # otherwise the caller has yet to fetch the results
+                self.last = None
+            with HeldSignals(inputs) as held:
+                results, guarded = _called(program, inputs)
+                # Whatever the caller does next, a signal may come before the assignment. Under an
+                # outer transformation nothing was donated, and tracers must not be kept.
+                if is_deleted(count):
+                    self.last = results
+            held.deliver()
         if guarded and not any(isinstance(x, Tracer) for x in jax.tree.leaves(guarded)):
             check_guarded(results[1], guarded, results)
         return results
-
-    def _results(
-        self,
-        program: TrainProgram,
-        inputs: TrainingInputs,
-        chosen: Callable[[Any], tuple[Any, ...]],
-    ) -> tuple[tuple[Any, ...], Any]:
-        """The results of a call, and all other results of the program."""
-        if self.options.donate is False:
-            after, other = program(inputs)
-            return (after.model, after.opt, *chosen(other)), other
-        count = inputs.opt.arrays.count
-        if not is_deleted(count):  # otherwise the caller has yet to fetch the results
-            self.last = None
-        with HeldSignals(inputs) as held:
-            after, other = program(inputs)
-            results = (after.model, after.opt, *chosen(other))
-            # Whatever the caller does next, a signal may come before the assignment. Under an
-            # outer transformation nothing was donated, and tracers must not be kept.
-            if is_deleted(count):
-                self.last = results
-        held.deliver()
-        return results, other
 
     def _inputs(
         self,
@@ -233,9 +217,8 @@ class TrainStep(Generic[P, R]):
             model=model,
             model_state=None,
             opt=opt,
+            options=self._options,
             scan=None,
-            sampled_loss=self._sampled_loss,
-            transform_grads=self.options.transform_grads,
         )
 
     def _keywords(self, context: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -268,38 +251,6 @@ class TrainStep(Generic[P, R]):
         return f"sl.train_step({name}{''.join(changed)})"
 
 
-_programs: dict[tuple[int, int], tuple[Callable[[], Any], dict[Any, TrainProgram]]] = {}
-"""The programs of each loss that is alive, by its identity. (Losses that compare equal, such as
-methods of objects with 1 and with True, may differ.)"""
-
-
-def _program(function: Any, options: Options, body: Any = training_step) -> TrainProgram:
-    """One program per loss and options, so that calling `train_step` in a loop compiles once."""
-    # A method is a new object each time it is looked up.
-    is_method = hasattr(function, "__self__") and hasattr(function, "__func__")
-    owner = (id(function.__self__), id(function.__func__)) if is_method else (id(function), 0)
-    if owner not in _programs:
-        # A strong reference would keep the loss, and so its own entry, alive forever. The
-        # steps hold the loss.
-        reference = weakref.WeakMethod if is_method else weakref.ref
-        try:
-            # Bound here, since names of a module may be `None` already when Python ends. The
-            # dead reference becomes the default of `pop`.
-            forget = functools.partial(_programs.pop, owner)
-            get_function = reference(function, forget)
-        except TypeError:  # the loss does not support weak references
-            return _new_program(lambda: function, options, body)
-        _programs[owner] = get_function, {}
-    get_function, programs = _programs[owner]
-    # The other functions are arguments of the program.
-    options = options._replace(transform_grads=None, sampled_loss_fn=None)
-    # Types are part of the key because 1 == True.
-    key = (body, *options, *map(type, options.batch_args or ()))
-    if key not in programs:
-        programs[key] = _new_program(get_function, options, body)
-    return programs[key]
-
-
 def _no_optimizer(model: Any, opt: Any) -> str:
     """The message for a training step that got no optimizer."""
     if isinstance(model, Optimizer):
@@ -324,16 +275,17 @@ def _no_optimizer(model: Any, opt: Any) -> str:
     return f"{message} Create one before the loop: `opt = sl.Optimizer(tx, model)`."
 
 
-def _new_program(get_function: Callable[[], Any], options: Options, body: Any) -> TrainProgram:
-    donated = {
-        "all": carried,
-        "opt": functools.partial(carried, model=False),
-        False: None,
-    }[options.donate]
-    return Program(
-        body(get_function, options),
-        carried,
-        homes=homes,
-        donated=donated,
-        watch=functools.partial(watch, "sl.train_step", get_function),
-    )
+def _called(
+    program: Program[TrainingInputs, Any], inputs: TrainingInputs
+) -> tuple[tuple[Any, ...], list[Any]]:
+    after, (others, guarded) = program(inputs)
+    return (after.model, after.opt, *others), guarded
+
+
+def _donated(inputs: TrainingInputs) -> Flags:
+    donate = inputs.options.donate
+    return carried(inputs, model=donate == "all") if donate else {}
+
+
+_step = Program(train_step, carried, homes=homes, donated=_donated, watched="sl.train_step")
+_scan = Program(scan_steps, carried, homes=homes, donated=_donated, watched="sl.train_step")

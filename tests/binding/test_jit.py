@@ -1,5 +1,6 @@
 """One compile, no forced wait, safe donation, readable runtime errors."""
 
+import dataclasses
 import functools
 import gc
 import pickle
@@ -104,6 +105,31 @@ def test_losses_have_programs_of_their_own_that_are_forgotten_with_them():
     alive = weakref.ref(loss_fn)
     del step, loss_fn
     jax.clear_caches()
+    gc.collect()
+    assert alive() is None
+
+
+@dataclasses.dataclass
+class Weighted:
+    """A loss without a hash, which equals others."""
+
+    weight: float
+    traces: list = dataclasses.field(default_factory=list)
+
+    def __call__(self, model):
+        self.traces.append(self.weight)
+        return self.weight * jnp.sum(model["w"])
+
+
+@pytest.mark.parametrize("as_loss", [lambda x: x, lambda x: x.__call__])
+def test_losses_without_a_hash_are_told_apart_by_identity_and_forgotten(as_loss):
+    opt = sl.Optimizer(sl.sgd(0.1), START)
+    losses = [Weighted(1.0), Weighted(1.0)]
+    for loss in (*losses, *losses):
+        sl.train_step(as_loss(loss), donate=False)(START, opt)
+    assert [loss.traces for loss in losses] == [[1.0], [1.0]]
+    alive = weakref.ref(losses[0])
+    del losses, loss
     gc.collect()
     assert alive() is None
 

@@ -22,7 +22,7 @@ def identity(x: Any) -> Hashable:
     dropped when it dies.
     """
     # A method is a new object each time it is looked up, and equal if it is of the same object.
-    if isinstance(x, types.MethodType) and type(x.__self__).__weakrefoffset__ > 0:
+    if isinstance(x, types.MethodType) and type(x.__self__).__weakrefoffset__ != 0:
         return id(x.__self__), id(x.__func__)
     return id(x) if _has_identity(type(x)) else x
 
@@ -44,7 +44,7 @@ def reference(x: Any, forget: Callable[[Any], None]) -> Callable[[], Any]:
 def _has_identity(kind: type) -> bool:
     """Whether objects of a type equal only themselves, and can be referred to weakly."""
     is_equal_to_itself = kind.__eq__ is object.__eq__ and kind.__hash__ is not None
-    return is_equal_to_itself and kind.__weakrefoffset__ > 0
+    return is_equal_to_itself and kind.__weakrefoffset__ != 0
 
 
 class Bound(eqx.Module):

@@ -1,7 +1,7 @@
 """Full-batch problems, solved to a tolerance in one compiled loop."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -17,15 +17,15 @@ from ..._core.text.messages import advise_keywords
 from ...rules.curvature.levenberg_marquardt import ScaleByLevenbergMarquardt
 from ...tree.dtypes import canonical_float, sum_dtype
 from ...tree.types import PyTree, Tracer, WhereLike
-from ..binding.model import Split, split
+from ..binding.model import split
 from ..binding.optimizer import Optimizer
 from ..programs.arguments import as_tree
 from ..programs.compiled import carried, homes
 from ..programs.program import Program
 from ..residual_losses import LeastSquares
 from ..training.options import check_steps
-from .runs import progress_bar, receiver, send, shows_progress
-from .solving import CONVERGED, REASONS, Solver
+from .runs import progress_bar, receiver, shows_progress
+from .solving import CONVERGED, REASONS, Problem, Solver
 
 
 class MinimizeResult(eqx.Module):
@@ -92,9 +92,35 @@ class MinimizeResult(eqx.Module):
         **Returns:** a matrix over the numbers of the trained parameters, in the order of
         `jax.tree.leaves`. It is infinite where the data do not determine the parameters.
         """
-        weights = {} if example_weights is None else {"example_weights": example_weights}
+        if not isinstance(loss_fn, LeastSquares):
+            raise TypeError(
+                "The covariance of a fit follows from its residuals. Pass the `sl.LeastSquares` "
+                "that was minimized, and its data: `found.covariance(loss_fn, x, y)`, got "
+                f"{loss_fn!r}."
+            )
         model = split(self.model, self.opt.binding.trainable)
-        return covariance(loss_fn, model, args, weights, absolute_sigma)
+        residuals = loss_fn.on(*args, example_weights=example_weights)
+        linear = residuals.of(lambda params: model.join(jax.tree.leaves(params))).at(model.params)
+        rows, number = linear.jacobian(), linear.num_params
+        _, values, vectors = jnp.linalg.svd(rows, full_matrices=False)
+        least = jnp.finfo(linear.dtype).eps * max(rows.shape) * values[0]
+        determined = jnp.all(values > least) & (len(values) == number)
+        half = vectors.T / jnp.where(values > least, values, 1)[None, :]
+        if absolute_sigma:
+            # What the loss multiplies the squares of residuals of unit variance by.
+            weights = loss_fn.weights.values()
+            scales = [
+                jnp.full(z.size, 2 * w / z.size, linear.dtype)
+                for w, z in zip(weights, linear.outputs, strict=True)
+            ]
+            # half @ half.T @ rowsᵀ is the derivative of the fit by the data.
+            by_data = half @ (half.T @ rows.T)
+            found = (by_data * jnp.concatenate(scales)[None, :]) @ by_data.T
+        else:
+            free = max(linear.num_rows - number, 1)
+            found = half @ half.T * (2 * linear.value / free)
+            determined &= linear.num_rows > number
+        return jnp.where(determined, found, jnp.inf)
 
     def standard_errors(self, loss_fn: Any, *args: Any, **options: Any) -> PyTree:
         """The standard errors of the fitted parameters: the roots of the diagonal of
@@ -140,24 +166,6 @@ def _shown(x: Array) -> str:
     """A number, or the range of several."""
     ends = [f"{end:.4g}" for end in (np.min(x), np.max(x))]
     return ends[0] if ends[0] == ends[1] else " to ".join(ends)
-
-
-class _Inputs(NamedTuple):
-    """The inputs of the program of `minimize`."""
-
-    args: tuple[Any, ...]
-    every: int
-    kwargs: dict[str, Any]
-    loss: Any
-    """The loss as a tree."""
-    max_steps: int
-    model: PyTree
-    opt: Optimizer
-    receiver: Array | None
-    """The number of the function that takes the reports, or `None` for no reports."""
-    stop: Any
-    """The function `stop` as a tree, or `None`."""
-    tolerances: dict[str, Array]
 
 
 @advise_keywords
@@ -259,7 +267,7 @@ def minimize(
             f"`{name}` of `sl.minimize` runs on the host, so it does not work under `vmap`, `jit` "
             f"or `grad`. Remove `{name}`."
         )
-    inputs = _Inputs(
+    problem = Problem(
         args=args,
         every=every,
         kwargs={} if example_weights is None else {"example_weights": example_weights},
@@ -268,11 +276,11 @@ def minimize(
         model=model,
         opt=opt,
         receiver=None,
-        stop=None if stop is None else as_tree(stop),
+        stop=as_tree(stop),
         tolerances=tolerances,
     )
     if traced or (callback is None and not shows_progress(progress)):
-        return _result(inputs)
+        return _result(problem)
     with progress_bar(max_steps, progress, "minimize") as bar:
 
         def report(step: Any, loss: Any) -> None:
@@ -281,73 +289,16 @@ def minimize(
                 callback(int(step), float(loss))
 
         with receiver(report) as number:
-            return _result(inputs._replace(receiver=number))
+            return _result(problem._replace(receiver=number))
 
 
-def _result(inputs: _Inputs) -> MinimizeResult:
-    after, others = _program(inputs)
+def _result(problem: Problem) -> MinimizeResult:
+    after, others = _program(problem)
     return MinimizeResult(after.model, after.opt, *others)
 
 
-def _minimize(inputs: _Inputs) -> tuple[list[Array], tuple[Array, ...]]:
-    """The traced loop: the new parameters and the state, and the other results."""
-    opt, number = inputs.opt, inputs.receiver
-
-    def report(step: Any, loss: Array) -> None:
-        if number is None:
-            return
-        to = number
-        jax.lax.cond(step % inputs.every == 0, lambda: send(to, step, loss), lambda: None)
-
-    end = Solver(
-        loss_fn=inputs.loss,
-        args=inputs.args,
-        kwargs=inputs.kwargs,
-        whole=split(inputs.model, opt.binding.trainable),
-        tolerances=inputs.tolerances,
-        stop=inputs.stop,
-        max_steps=inputs.max_steps,
-        report=report,
-    ).solve(opt)
-    state = jax.tree.leaves(end.opt.arrays[1:])
-    return [*end.params, *state], tuple(end[2:])
+def _minimize(problem: Problem) -> tuple[list[Array], tuple[Array, ...]]:
+    return Solver(problem, split(problem.model, problem.opt.binding.trainable)).solve()
 
 
 _program = Program(_minimize, carried, homes=homes)
-
-
-def covariance(
-    loss_fn: Any,
-    model: Split,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    absolute_sigma: bool,
-) -> Float[Array, "params params"]:
-    """The covariance of the parameters of a fit, as `MinimizeResult.covariance` describes it."""
-    if not isinstance(loss_fn, LeastSquares):
-        raise TypeError(
-            "The covariance of a fit follows from its residuals. Pass the `sl.LeastSquares` that "
-            f"was minimized, and its data: `found.covariance(loss_fn, x, y)`, got {loss_fn!r}."
-        )
-    residuals = loss_fn.on(*args, **kwargs)
-    linear = residuals.of(lambda params: model.join(jax.tree.leaves(params))).at(model.params)
-    rows, number = linear.jacobian(), linear.num_params
-    _, values, vectors = jnp.linalg.svd(rows, full_matrices=False)
-    least = jnp.finfo(linear.dtype).eps * max(rows.shape) * values[0]
-    determined = jnp.all(values > least) & (len(values) == number)
-    half = vectors.T / jnp.where(values > least, values, 1)[None, :]
-    if absolute_sigma:
-        # What the loss multiplies the squares of residuals of unit variance by.
-        weights = loss_fn.weights.values()
-        scales = [
-            jnp.full(z.size, 2 * w / z.size, linear.dtype)
-            for w, z in zip(weights, linear.outputs, strict=True)
-        ]
-        # half @ half.T @ rowsᵀ is the derivative of the fit by the data.
-        by_data = half @ (half.T @ rows.T)
-        found = (by_data * jnp.concatenate(scales)[None, :]) @ by_data.T
-    else:
-        free = max(linear.num_rows - number, 1)
-        found = half @ half.T * (2 * linear.value / free)
-        determined &= linear.num_rows > number
-    return jnp.where(determined, found, jnp.inf)

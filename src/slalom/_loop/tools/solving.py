@@ -24,6 +24,7 @@ from ..binding.optimizer import Optimizer
 from ..residual_losses import linearized, residual_loss
 from ..training.loss import checked_loss
 from .newton import MOST_PRODUCTS, Newton, newton
+from .runs import send
 
 REASONS = {
     "max_steps": "it took as many steps as it may",
@@ -47,17 +48,22 @@ DIGITS = 10.0
 counts as 0."""
 
 
-class LoopEnd(NamedTuple):
-    """The end of the loop."""
+class Problem(NamedTuple):
+    """The inputs of the program of `minimize`."""
 
-    params: list[Array]
+    args: tuple[Any, ...]
+    every: int
+    kwargs: dict[str, Any]
+    loss: Any
+    """The loss as a tree."""
+    max_steps: int
+    model: PyTree
     opt: Optimizer
-    value: Scalar
-    grad_norm: Scalar
-    steps: Int[Array, ""]
-    evaluations: Int[Array, ""]
-    code: Int[Array, ""]
-    losses: Array
+    receiver: Array | None
+    """The number of the function that takes the reports, or `None` for no reports."""
+    stop: Any
+    """The function `stop` as a tree, or `None`."""
+    tolerances: dict[str, Array]
 
 
 class _Point(NamedTuple):
@@ -85,27 +91,20 @@ class _Carry(NamedTuple):
 
 
 class Solver(NamedTuple):
-    """A loss to minimize.
+    """The loop for a problem.
 
     **Arguments:**
 
-    - `loss_fn`, `args`, `kwargs`: the loss and its data.
-    - `whole`: where to start.
-    - `tolerances`, `stop`, `max_steps`: as for `sl.minimize`.
-    - `report`: called before each step with its number and the loss.
+    - `problem`: the problem.
+    - `whole`: its model, split.
     """
 
-    loss_fn: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    problem: Problem
     whole: Split
-    tolerances: dict[str, Array]
-    stop: Callable[..., Any] | None
-    max_steps: int
-    report: Callable[[Any, Scalar], None]
 
-    def solve(self, opt: Optimizer) -> LoopEnd:
-        """Runs the loop."""
+    def solve(self) -> tuple[list[Array], tuple[Array, ...]]:
+        """Runs the loop. Returns the new parameters, state and count, and the other fields of a
+        `MinimizeResult`."""
         params = [strong(x) for x in jax.tree.leaves(self.whole.params)]
         shape = jax.eval_shape(self._value, params)
         value = jnp.full((), jnp.nan, shape.dtype)
@@ -113,7 +112,7 @@ class Solver(NamedTuple):
         x = self._vector(params)
         start = _Carry(
             params=params,
-            opt=opt,
+            opt=self.problem.opt,
             last=_Point(value, x, jnp.zeros_like(x)),
             sizes=jnp.zeros_like(x),
             steps=zero,
@@ -121,20 +120,12 @@ class Solver(NamedTuple):
             idle=zero,
             unchecked=zero,
             code=zero - 1,
-            losses=jnp.full(self.max_steps, jnp.nan, shape.dtype),
+            losses=jnp.full(self.problem.max_steps, jnp.nan, shape.dtype),
         )
         end = tree.while_loop("`sl.minimize`", lambda c: c.code < 0, self._iteration, start)
         norm = tree.norm(end.last.gradient).astype(canonical_float())
-        return LoopEnd(
-            end.params,
-            end.opt,
-            end.last.value,
-            norm,
-            end.steps,
-            end.evaluations,
-            end.code,
-            end.losses,
-        )
+        others = (end.last.value, norm, end.steps, end.evaluations, end.code, end.losses)
+        return [*end.params, *jax.tree.leaves(end.opt.arrays[1:])], others
 
     def _iteration(self, c: _Carry) -> _Carry:
         """Evaluates the loss, and makes a step unless this is the end."""
@@ -157,7 +148,10 @@ class Solver(NamedTuple):
 
     def _step(self, c: _Carry, grads: list[Array], known: dict[str, Any]) -> _Carry:
         value = c.last.value
-        self.report(c.steps, value)
+        number = self.problem.receiver
+        if number is not None:
+            is_due = c.steps % self.problem.every == 0
+            jax.lax.cond(is_due, lambda: send(number, c.steps, value), lambda: None)
         losses = jax.lax.dynamic_update_index_in_dim(c.losses, value, c.steps, 0)
         gradient = self._tree(grads)
         known = {"value": value, "grad": gradient, "value_fn": self._loss, **known}
@@ -184,11 +178,13 @@ class Solver(NamedTuple):
         A line search has evaluated the loss where it ended, and a linearization has the gradient.
         """
         params, asked = c.params, root.module.ask(root, Loss())
-        source = residual_loss(self.loss_fn, asked)
+        source = residual_loss(self.problem.loss, asked)
         known: dict[str, Any] = {}
         if source is not None:
             here = split(self.whole.join(params), c.opt.binding.trainable)
-            known["residuals"], linear = linearized(source, self.args, self.kwargs, here, asked)
+            known["residuals"], linear = linearized(
+                source, self.problem.args, self.problem.kwargs, here, asked
+            )
             gradient = tree.cast_like(jax.tree.leaves(linear.updates(linear.gradient)), params)
             # A search or a damped rule has evaluated the loss here, except for the first time.
             return linear.value, gradient, known, (c.steps == 0).astype(jnp.int32)
@@ -212,7 +208,7 @@ class Solver(NamedTuple):
         """The position of the reason to stop, or −1, the steps until Newton's step may be computed
         again, and how many evaluations it took."""
         value = jnp.abs(now.value)
-        tols = SimpleNamespace(**{**default_tolerances(value.dtype), **self.tolerances})
+        tols = SimpleNamespace(**{**default_tolerances(value.dtype), **self.problem.tolerances})
         change, still, ahead = self._last_step(c, now, tols.ftol.astype(value.dtype) * value)
         moved = (c.idle == 0) & (c.steps > 0)
         short, flat, rounded, finite = self._everywhere(
@@ -235,15 +231,15 @@ class Solver(NamedTuple):
         # The first step projects a start outside.
         in_sets = c.steps >= int(any(isinstance(p.module, Project) for p in parts(c.opt.transform)))
         met: dict[str, Any] = {
-            "max_steps": c.steps >= self.max_steps,
+            "max_steps": c.steps >= self.problem.max_steps,
             "stuck": c.idle >= MOST_IDLE,
             "change": done & (change | (c.idle > 0)),
             "step": done & short & moved,
             "gradient": (flat | (rounded & done)) & in_sets,
             "not_finite": ~(jnp.isfinite(value) & finite),
         }
-        if self.stop is not None:
-            stopped = self.stop(self.whole.join(c.params), now.value)
+        if self.problem.stop is not None:
+            stopped = self.problem.stop(self.whole.join(c.params), now.value)
             met["function"] = jnp.asarray(stopped, bool)
         code = jnp.full((), -1, jnp.int32)
         for i, name in enumerate(REASONS):
@@ -358,7 +354,7 @@ class Solver(NamedTuple):
         return checked_loss(self._loss(self.whole.join(params)), False, False).loss
 
     def _loss(self, model: PyTree) -> Scalar:
-        return self.loss_fn(model, *self.args, **self.kwargs)
+        return self.problem.loss(model, *self.problem.args, **self.problem.kwargs)
 
     def _differentiate(self, params: list[Array]) -> tuple[Scalar, list[Array]]:
         value, grads = jax.value_and_grad(self._value)(params)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import jaxpr_as_fun
 from jax.sharding import NamedSharding
 from jaxtyping import Array
 
@@ -20,7 +19,7 @@ from ..._core.protocol.bases import params_to_evaluate
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
 from ..._core.protocol.writer import RETURN
-from ...tree.packed import captures, release_functions_with
+from ...tree.packed import captures, clear_with_functions, release_functions_with
 from ...tree.sharding import to_device
 from ...tree.types import PyTree, Updates
 from ..binding.loop_warnings import warn_of_unread_scale
@@ -107,65 +106,25 @@ def _keep(key: Hashable, family: Family, source: Any) -> None:
         families.popitem(last=False)
 
 
-class _Reading(NamedTuple):
-    types: list[Any]
-    """The types of all arrays."""
-    positions: list[int]
-    """The arrays that are read."""
-    compiled: Callable[[list[Any]], Any]
-
-
 def reading(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Compiles a function of an optimizer that takes only those of its arrays that it reads.
-
-    A call of a compiled function takes half a microsecond per argument. Most arrays of an optimizer
-    are moments, which its hyperparameters and metrics do not depend on.
+    """Compiles a function of an optimizer.
 
     For an optimizer of shapes it returns shapes, and for one that was created under `vmap` a value
     for each run.
     """
 
-    def of_runs(opt: Any) -> Any:
-        return jax.vmap(function)(opt) if opt.arrays.count.ndim else function(opt)
+    @jax.jit
+    def compiled(opt: Any) -> Any:
+        result = jax.vmap(function)(opt) if opt.arrays.count.ndim else function(opt)
+        return jax.tree.map(jnp.copy, result)  # the next step may donate the state
 
-    @functools.lru_cache(maxsize=128)
-    def readings(structure: Any) -> list[_Reading]:
-        del structure
-        return []
+    clear_with_functions(compiled.clear_cache)
 
     def read(opt: Any) -> Any:
-        if isinstance(opt.arrays.count, jax.ShapeDtypeStruct):
-            return jax.eval_shape(of_runs, opt)
-        leaves, structure = jax.tree.flatten(opt)
-        # As `jax.typeof`, which takes longer. Arrays of one program have the same objects as types.
-        types = [getattr(x, "aval", None) or jax.typeof(x) for x in leaves]
-        cached = readings(structure)
-        match = next((x for x in cached if x.types == types), None)
-        if match is None:
-            match = _traced(lambda leaves: of_runs(structure.unflatten(leaves)), leaves, types)
-            cached.append(match)
-        return match.compiled([leaves[i] for i in match.positions])
+        is_abstract = isinstance(opt.arrays.count, jax.ShapeDtypeStruct)
+        return jax.eval_shape(compiled, opt) if is_abstract else compiled(opt)
 
     return read
-
-
-def _traced(function: Callable[[list[Any]], Any], leaves: list[Any], types: list[Any]) -> _Reading:
-    traced, shapes = jax.make_jaxpr(function, return_shape=True)(leaves)
-    jaxpr = traced.jaxpr
-    inputs = [v for equation in jaxpr.eqns for v in equation.invars]
-    read = set(map(id, (*inputs, *jaxpr.outvars)))
-    positions = [i for i, v in enumerate(jaxpr.invars) if id(v) in read]
-
-    @jax.jit
-    def compiled(arrays: list[Any]) -> Any:
-        filled: list[Any] = [None] * len(types)
-        for i, x in zip(positions, arrays, strict=True):
-            filled[i] = x
-        # Copied, because the next step may donate the state.
-        results = map(jnp.copy, jaxpr_as_fun(traced)(*filled))
-        return jax.tree.structure(shapes).unflatten(results)
-
-    return _Reading(types, positions, compiled)
 
 
 class StepInputs(NamedTuple):

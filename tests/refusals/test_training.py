@@ -86,7 +86,7 @@ def test_options_and_states_of_many_steps():
         sl.train_step(total, donate=True)
     with refused(TypeError, "train_step.donate … got 'model'", "'opt', 'all' or False"):
         sl.train_step(total, donate="model")
-    with refused(TypeError, "train_step.has_aux … got 'weight'", "a bool"):
+    with refused(TypeError, "train_step.has_aux … got 'weight'", "True or False"):
         sl.train_step(total, has_aux="weight")
     with refused(
         TypeError,
@@ -160,7 +160,7 @@ def test_the_best_model_and_its_options():
         sl.KeepBest(params(), min_delta="small")
     with refused(ValueError, "KeepBest.min_delta … got -0.1", "in [0, inf)"):
         sl.KeepBest(params(), min_delta=-0.1)
-    with refused(TypeError, "KeepBest.minimize … got 'loss'", "a bool"):
+    with refused(TypeError, "KeepBest.minimize … got 'loss'", "True or False"):
         sl.KeepBest(params(), minimize="loss")
 
 
@@ -203,5 +203,5 @@ def test_many_steps_in_one_call():
         scan(length=2, unroll=0)
     with refused(TypeError, "`length` of `step.scan` … got 2.0", "an int"):
         scan(length=2.0)
-    with refused(TypeError, "`with_metrics` of `step.scan` … got 'all'", "a bool"):
+    with refused(TypeError, "`with_metrics` of `step.scan` … got 'all'", "True or False"):
         scan(length=2, with_metrics="all")

@@ -24,7 +24,7 @@ from ...tree.types import Hyperparameter, Scalar, Tracer, is_function
 from ...where.layout import as_layout, check_layout
 from ..protocol.context import Context
 from ..protocol.parts import CHECK, AbstractDeclared
-from ..text.messages import series
+from ..text.messages import check_int, series
 from ..text.printing import code, shortest
 from .schedule import AbstractSchedule, AbstractStatefulSchedule, as_schedule, read_number
 
@@ -146,7 +146,7 @@ def count_field(default: object = _MISSING, *, least: int = 1, kw_only: bool = F
 
     **Returns:** a field, for the body of a transform class.
     """
-    check = functools.partial(_check_count, least)
+    check = functools.partial(check_int, least=least)
     return checked_field(check, default, converter=_as_steps, kw_only=kw_only)
 
 
@@ -300,13 +300,6 @@ def _is_whole(value: object) -> bool:
 def _check_dtype(name: str, dtype: object) -> None:
     if not isinstance(dtype, np.dtype) or not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(f"{name} must be a floating dtype, got {code(dtype)}.")
-
-
-def _check_count(least: int, name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an int, got {value!r} of type {type(value).__name__}.")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}.")
 
 
 def _check_count_or_schedule(unit: str, name: str, value: object) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax
-import numpy as np
 from jaxtyping import Array
 
 from ... import tree
@@ -19,7 +18,7 @@ from ...tree.types import Params, PyTree
 from ...where.resolve import Where
 from ..engine.encoded import blockwise, decoded, encoded_again, has_encoded
 from ..engine.manual_axes import refuse_parts
-from ..text.messages import check_keywords
+from ..text.messages import check_bool, check_keywords
 from ..text.printing import AbstractPrinted
 from .context import Context
 from .writer import Writer
@@ -169,11 +168,8 @@ class AbstractDeclared(AbstractPrinted):
             optional = field.default is None and value is None
             if check is not None and not optional:
                 check(f"{type(self).__name__}.{field.name}", value)
-            flag = field.type is bool and field.metadata.get("static", False)
-            if flag and not isinstance(value, bool | np.bool_):
-                raise TypeError(
-                    f"{type(self).__name__}.{field.name} must be True or False, got {value!r}."
-                )
+            if field.type is bool and field.metadata.get("static", False):
+                check_bool(f"{type(self).__name__}.{field.name}", value)
 
 
 class Merge(NamedTuple):

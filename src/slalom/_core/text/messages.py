@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 import jax
+import numpy as np
 
 NEEDS_A_VALUE = (
     jax.errors.ConcretizationTypeError,
@@ -64,6 +65,24 @@ def report(fields: Mapping[str, Iterable[str]], rare: tuple[str, ...] = ()) -> s
     width = max(map(len, shown)) + 1
     lines = (f"{name + ':':<{width}} {listed(x, 4) or '–'}" for name, x in shown.items())
     return "\n".join(lines)
+
+
+def check_int(name: str, value: object, least: int, or_else: str = "") -> None:
+    """Raises an error for anything but an int of at least this size.
+
+    `or_else` says what else is allowed, or what is counted.
+    """
+    if not isinstance(value, int) or isinstance(value, bool):
+        kind = type(value).__name__
+        raise TypeError(f"{name} must be an int{or_else}, got {value!r} of type {kind}.")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}.")
+
+
+def check_bool(name: str, value: object) -> None:
+    """Raises an error for anything but a bool."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be True or False, got {value!r}.")
 
 
 def uncalled(value: Any) -> str:

@@ -113,16 +113,16 @@ def reading(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     for each run.
     """
 
-    @jax.jit
-    def compiled(opt: Any) -> Any:
+    def of_runs(opt: Any) -> Any:
         result = jax.vmap(function)(opt) if opt.arrays.count.ndim else function(opt)
         return jax.tree.map(jnp.copy, result)  # the next step may donate the state
 
+    compiled: Any = jax.jit(of_runs)
     clear_with_functions(compiled.clear_cache)
 
     def read(opt: Any) -> Any:
         is_abstract = isinstance(opt.arrays.count, jax.ShapeDtypeStruct)
-        return jax.eval_shape(compiled, opt) if is_abstract else compiled(opt)
+        return jax.eval_shape(of_runs, opt) if is_abstract else compiled(opt)
 
     return read
 

@@ -12,6 +12,7 @@ from ... import tree
 from ..._core.protocol.linearization import AbstractBlock, Local
 from ..._core.protocol.real_vectors import as_real
 from ..._core.protocol.residuals import Residuals
+from ..._core.text.messages import check_bool
 from ...tree.dtypes import as_canonical
 from ...tree.paths import candidates
 from ...tree.types import Scalar, Tracer
@@ -122,11 +123,7 @@ class LeastSquares(AbstractCurvatureLoss):
         self.weights = {name: _as_weight(self._label(name), w) for name, w in of_blocks.items()}
         flags = self._by_name("per_example", per_example, True)
         for name, flag in flags.items():
-            if not isinstance(flag, bool):
-                raise TypeError(
-                    f"LeastSquares.per_example must be True or False, got {flag!r} for "
-                    f"{self._label(name)}."
-                )
+            check_bool(f"LeastSquares.per_example for {self._label(name)}", flag)
         self.per_example = tuple(flags.values())
         if loss not in LOSSES:
             raise ValueError(

@@ -10,10 +10,10 @@ from jaxtyping import Float
 
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.figures import make_figure
-from ..._core.text.messages import advise_keywords
+from ..._core.text.messages import advise_keywords, check_int
 from ...tree.types import PyTree, WhereLike
 from ..binding.optimizer import Optimizer
-from ..training.options import BatchArgs, check_steps
+from ..training.options import BatchArgs
 from .runs import Run, progress_bar, step_of_runs, take
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def lr_range_test(
 
     ??? cite "Smith, [Cyclical Learning Rates](https://arxiv.org/abs/1506.01186), 2015"
     """
-    check_steps(steps, "sl.lr_range_test", LEAST_STEPS)
+    check_int("`steps` of `sl.lr_range_test`", steps, LEAST_STEPS)
     if not 0 < lr_min < lr_max < math.inf:
         raise ValueError(
             "`sl.lr_range_test` needs 0 < lr_min < lr_max, got "

@@ -13,7 +13,7 @@ from ..._core.fields.declare import check_number
 from ..._core.protocol.parts import transforms
 from ..._core.protocol.real_vectors import from_vector, to_vector
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
+from ..._core.text.messages import advise_keywords, check_int
 from ...rules.curvature.levenberg_marquardt import ScaleByLevenbergMarquardt
 from ...tree.dtypes import canonical_float, sum_dtype
 from ...tree.types import PyTree, Tracer, WhereLike
@@ -23,7 +23,6 @@ from ..programs.arguments import as_tree
 from ..programs.compiled import carried, homes
 from ..programs.program import Program
 from ..residual_losses import LeastSquares
-from ..training.options import check_steps
 from .runs import progress_bar, receiver, shows_progress
 from .solving import CONVERGED, REASONS, Problem, Solver
 
@@ -251,8 +250,8 @@ def minimize(
 
     **Raises:** `ValueError` for `progress=True` or a callback under `vmap`, `jit` or `grad`.
     """
-    check_steps(max_steps, "sl.minimize", 1, "max_steps")
-    check_steps(every, "sl.minimize", 1, "every")
+    check_int("`max_steps` of `sl.minimize`", max_steps, 1)
+    check_int("`every` of `sl.minimize`", every, 1)
     tolerances = {"ftol": ftol, "xtol": xtol, "gtol": gtol}
     tolerances = {
         name: jnp.asarray(check_number(f"minimize.{name}", x, "[0, inf)"), canonical_float())

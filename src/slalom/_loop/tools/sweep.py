@@ -16,7 +16,7 @@ from ..._core.fields.schedule import AbstractSchedule
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text import notebook
 from ..._core.text.figures import make_figure
-from ..._core.text.messages import advise_keywords, advise_positions
+from ..._core.text.messages import advise_keywords, advise_positions, check_int
 from ...tree.paths import candidates
 from ...tree.types import PyTree, WhereLike
 from ..binding.model import split
@@ -24,7 +24,7 @@ from ..binding.optimizer import Optimizer
 from ..programs.arguments import Flags
 from ..programs.program import Program
 from ..reports.plots import draw_final_losses, draw_heat_map, draw_sweep_losses
-from ..training.options import BatchArgs, check_steps
+from ..training.options import BatchArgs
 from .runs import Run, progress_bar, step_of_runs, take
 
 if TYPE_CHECKING:
@@ -190,9 +190,9 @@ def sweep(
     **Raises:** `KeyError` for a hyperparameter that does not exist or is ambiguous; `ValueError`
     for an invalid value, or too few batches.
     """
-    check_steps(steps, "sl.sweep", 1)
+    check_int("`steps` of `sl.sweep`", steps, 1)
     if chunk is not None:
-        _check_chunk(chunk)
+        check_int("`chunk` of `sl.sweep`", chunk, 1, ", the number of runs at a time")
     base = Optimizer(tx, model, trainable=trainable)
     axes = _checked(grid, base)
     advance = step_of_runs(
@@ -328,13 +328,6 @@ class _Replayed:
 def _even(total: int, chunk: int) -> int:
     """The size of equal chunks of at most this size."""
     return math.ceil(total / math.ceil(total / chunk))
-
-
-def _check_chunk(chunk: Any) -> None:
-    if not isinstance(chunk, int) or isinstance(chunk, bool):
-        raise TypeError(f"`chunk` must be an int, the number of runs at a time, got {chunk!r}.")
-    if chunk < 1:
-        raise ValueError(f"`chunk` must be at least 1, got {chunk}.")
 
 
 def _checked(grid: Any, base: Optimizer) -> dict[str, np.ndarray]:

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from ... import tree
+from ..._core.text.messages import check_bool, check_int
 from ..._core.text.printing import AbstractPrinted, Call
 from ...tree.dtypes import canonical_float
 from ...tree.packed import Packed, pack, unpack
@@ -21,14 +22,11 @@ from ..programs.program import Program
 
 
 class _UpdateInputs(NamedTuple):
-    """The inputs of an update's program. The model is not among them, so that no program keeps
-    it."""
+    """The inputs of an update's program."""
 
-    best: list[Any]
-    best_value: Scalar
-    stale: Int[Array, "*runs"]
-    min_delta: float
-    minimize: bool
+    best: Any
+    """The `KeepBest` with plain arrays: without the rest of the model, which the program would
+    keep."""
     new: list[Any]
     value: Any
 
@@ -124,18 +122,13 @@ class KeepBest(AbstractPrinted, Generic[Model]):
         scalar.
         """
         value = _checked_value(value)
-        inputs = _UpdateInputs(
-            best=self.arrays.arrays,
-            best_value=self.value,
-            stale=self.stale,
-            min_delta=self.min_delta,
-            minimize=self.minimize,
-            new=self._checked_arrays(model),
-            value=value,
-        )
-        after, _ = _program(inputs)
-        new = Packed(after.best, self.arrays.rest), after.best_value, after.stale
-        return eqx.tree_at(lambda best: (best.arrays, best.value, best.stale), self, new)
+        new = self._checked_arrays(model)
+        inputs = _UpdateInputs(self._with_arrays(self.arrays.arrays), new, value)
+        best = _program(inputs)[0].best
+        return best._with_arrays(Packed(best.arrays, self.arrays.rest))
+
+    def _with_arrays(self, arrays: Any) -> "KeepBest[Model]":
+        return eqx.tree_at(lambda best: best.arrays, self, arrays)
 
     def _checked_arrays(self, model: Any) -> list[Any]:
         """The arrays of a model. Raises an error if it is not like the first one."""
@@ -174,20 +167,20 @@ class KeepBest(AbstractPrinted, Generic[Model]):
 
 
 def _update(inputs: _UpdateInputs) -> tuple[list[Any], None]:
-    old, best = inputs.best, inputs.best_value
-    value = jnp.asarray(inputs.value, best.dtype)
-    margin = jnp.asarray(inputs.min_delta, value.dtype)
-    lower = value < best - margin if inputs.minimize else value > best + margin
+    best, old = inputs.best, inputs.best.arrays
+    value = jnp.asarray(inputs.value, best.value.dtype)
+    margin = jnp.asarray(best.min_delta, value.dtype)
+    lower = value < best.value - margin if best.minimize else value > best.value + margin
     is_better = jnp.isfinite(value) & lower
     pairs = zip(inputs.new, old, strict=True)
     new = [x.astype(y.dtype) if x.dtype != y.dtype else x for x, y in pairs]
     # A conditional leaves the model alone where a selection would read and write all of it.
     arrays = jax.lax.cond(is_better, lambda new, _: new, lambda _, old: old, to_device(new), old)
-    stale = jnp.where(is_better, 0, tree.increment(inputs.stale))
-    return [*arrays, jnp.where(is_better, value, best), stale], None
+    stale = jnp.where(is_better, 0, tree.increment(best.stale))
+    return [*arrays, jnp.where(is_better, value, best.value), stale], None
 
 
-_program = Program(_update, lambda _: {"best": True, "best_value": True, "stale": True})
+_program = Program(_update, lambda _: {"best": True})
 
 
 def _kind(x: Any) -> str:
@@ -212,13 +205,10 @@ def _checked_value(value: Any) -> Any:
 
 
 def _check_options(patience: Any, min_delta: Any, minimize: Any) -> None:
-    if patience is not None and (not isinstance(patience, int) or isinstance(patience, bool)):
-        raise TypeError(f"KeepBest.patience must be an int or None, got {patience!r}.")
-    if patience is not None and patience < 1:
-        raise ValueError(f"KeepBest.patience must be at least 1, got {patience}.")
+    if patience is not None:
+        check_int("KeepBest.patience", patience, 1, " or None")
     if not isinstance(min_delta, int | float) or isinstance(min_delta, bool):
         raise TypeError(f"KeepBest.min_delta must be a number, got {min_delta!r}.")
     if not 0 <= min_delta < math.inf:
         raise ValueError(f"KeepBest.min_delta must be in [0, inf), got {min_delta}.")
-    if not isinstance(minimize, bool):
-        raise TypeError(f"KeepBest.minimize must be a bool, got {minimize!r}.")
+    check_bool("KeepBest.minimize", minimize)

@@ -7,18 +7,11 @@ import equinox as eqx
 from jax.typing import DTypeLike
 
 from ..._core.protocol.loss import Loss
+from ..._core.text.messages import check_bool, check_int
 from ...tree.types import is_function
 
 Donate: TypeAlias = Literal["opt", "all", False]
 BatchArgs: TypeAlias = int | str | tuple[int | str, ...] | list[int | str] | None
-
-
-def check_steps(steps: Any, who: str, least: int, name: str = "steps") -> None:
-    """Raises an error for anything but a number of steps."""
-    if not isinstance(steps, int) or isinstance(steps, bool):
-        raise TypeError(f"`{name}` of `{who}` must be an int, got {steps!r}.")
-    if steps < least:
-        raise ValueError(f"`{name}` of `{who}` must be at least {least}, got {steps}.")
 
 
 def check_model_state(microbatches: int | str | None, model_state: Any) -> None:
@@ -78,17 +71,14 @@ class Options(NamedTuple):
                 "The first link uses per-example gradients, and takes the batch as a whole. Join "
                 "its first two axes, and pass their number: `microbatches=n`."
             )
-        for what, (who, reasons) in _REFUSED.items():
-            for name, reason in reasons.items() if loss.askers(what) else ():
-                if getattr(self, name):
-                    raise ValueError(f"{who}{reason}. Remove `{name}`.")
+        for what in _REFUSED:
+            if what != "recalled gradient" and loss.askers(what):
+                self._refuse(what)
 
     def check(self) -> None:
         """Raises an error for invalid values."""
         for name in ("has_aux", "has_weight", "reuse_linesearch"):
-            value = getattr(self, name)
-            if not isinstance(value, bool):
-                raise TypeError(f"train_step.{name} must be a bool, got {value!r}.")
+            check_bool(f"train_step.{name}", getattr(self, name))
         if self.donate is True:
             raise TypeError(DONATE_TRUE)
         if self.donate is not False and self.donate not in ("opt", "all"):
@@ -96,15 +86,8 @@ class Options(NamedTuple):
                 f"train_step.donate must be 'opt', 'all' or False, got {self.donate!r}."
             )
         if self.microbatches is not None and self.microbatches != "split":
-            if not isinstance(self.microbatches, int) or isinstance(self.microbatches, bool):
-                raise TypeError(
-                    "train_step.microbatches must be an int, or 'split' for batches that are "
-                    f"split already, got {self.microbatches!r}."
-                )
-            if self.microbatches < 1:
-                raise ValueError(
-                    f"train_step.microbatches must be at least 1, got {self.microbatches}."
-                )
+            or_split = ", or 'split' for batches that are split already"
+            check_int("train_step.microbatches", self.microbatches, 1, or_split)
         if self.transform_grads is not None and not is_function(self.transform_grads):
             raise TypeError(
                 "train_step.transform_grads must be a function of the gradients, got "
@@ -116,23 +99,25 @@ class Options(NamedTuple):
                 f"got {self.sampled_loss_fn!r}."
             )
         if self.reuse_linesearch:
-            self._check_reuse_linesearch()
+            self._refuse("recalled gradient")
 
-    def _check_reuse_linesearch(self) -> None:
-        if self.has_aux or self.has_weight:
-            name = "has_aux" if self.has_aux else "has_weight"
-            raise ValueError(
-                "`reuse_linesearch=True` reuses the loss of the previous step, so there is no "
-                f"`{name.removeprefix('has_')}` to return. Remove `{name}`."
-            )
-        if self.transform_grads is not None:
-            raise ValueError(
-                "`reuse_linesearch=True` reuses the gradient that the line search computed, which "
-                "`transform_grads` does not change. Remove it, or change the loss itself."
-            )
+    def _refuse(self, what: str) -> None:
+        """Raises an error for an option that conflicts with this request."""
+        who, reasons = _REFUSED[what]
+        for name, reason in reasons.items():
+            if getattr(self, name):
+                raise ValueError(f"{who}{reason}. Remove `{name}`.")
 
 
 _REFUSED = {
+    "recalled gradient": (
+        "`reuse_linesearch=True` reuses the loss and the gradient of the previous step, ",
+        {
+            "has_aux": "so there is no `aux` to return",
+            "has_weight": "so there is no `weight` to return",
+            "transform_grads": "which `transform_grads` does not change",
+        },
+    ),
     "combined terms": (
         "`.combine` ",
         {

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Array
 
 from ..._core.protocol.parts import transforms
+from ..._core.text.messages import check_bool, check_int
 from ...tree import is_array
 from ...tree.packed import pack, unpack
 from ...tree.paths import dotted
@@ -17,7 +18,7 @@ from ..programs.compiled import carried
 from ..reports.describe import metrics
 from .batch import check_state, is_single_key
 from .gradient import TrainingInputs, train_step
-from .options import Options, check_model_state, check_steps
+from .options import Options, check_model_state
 
 
 def scan_steps(inputs: TrainingInputs) -> tuple[list[Array], PyTree]:
@@ -164,11 +165,8 @@ def check_scan(
             )
     for name, least in (("length", 0), ("unroll", 1)):
         if scan[name] is not None or name != "length":
-            check_steps(scan[name], "step.scan", least, name)
-    if not isinstance(scan["with_metrics"], bool):
-        raise TypeError(
-            f"`with_metrics` of `step.scan` must be a bool, got {scan['with_metrics']!r}."
-        )
+            check_int(f"`{name}` of `step.scan`", scan[name], least)
+    check_bool("`with_metrics` of `step.scan`", scan["with_metrics"])
     if model_state is None:
         return
     if not options.has_aux:

@@ -1,5 +1,6 @@
 """Fields and checks that the rules of this folder share."""
 
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ from jaxtyping import Array, Bool
 
 from ... import tree
 from ..._core.fields.declare import checked_field
-from ..._core.text.messages import series
+from ..._core.text.messages import check_int, series
 from ...tree.types import Params, PyTree, Scalar, Updates
 from ._system import SOLVERS
 
@@ -21,20 +22,14 @@ def solver_field() -> Any:
 
 def chunk_field() -> Any:
     """Declares an optional number of examples."""
-    return checked_field(_check_chunk, None)
+    check = functools.partial(check_int, least=1, or_else=", a number of examples")
+    return checked_field(check, None)
 
 
 def _check_solver(name: str, solver: object) -> None:
     if solver not in SOLVERS and not callable(solver):
         choices = [*map(repr, SOLVERS), "a function of a matrix and a right-hand side"]
         raise ValueError(f"{name} must be {series(choices, 'or')}, got {solver!r}.")
-
-
-def _check_chunk(name: str, chunk: object) -> None:
-    if not isinstance(chunk, int) or isinstance(chunk, bool):
-        raise TypeError(f"{name} must be an int, a number of examples, got {chunk!r}.")
-    if chunk < 1:
-        raise ValueError(f"{name} must be at least 1, got {chunk}.")
 
 
 def same(a: Params, b: Params) -> Bool[Array, ""]:

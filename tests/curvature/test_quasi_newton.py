@@ -312,7 +312,9 @@ VALUES = {
     ),
     "ScaleByLbfgs.memory_size must be at least 1, got 0.": lambda: sl.lbfgs(memory_size=0),
     "`reuse_linesearch=True` reuses the loss and the gradient of the previous step, so there is no "
-    "`aux` to return. Remove `has_aux`.": lambda: sl.train_step(loss_fn, reuse_linesearch=True, has_aux=True),
+    "`aux` to return. Remove `has_aux`.": lambda: sl.train_step(
+        loss_fn, reuse_linesearch=True, has_aux=True
+    ),
 }
 
 

@@ -33,7 +33,7 @@ def test_least_squares():
         sl.LeastSquares(TWO, weights=2.0)
     with refused(ValueError, "LeastSquares.weights names 'egde'", "Blocks: … 'edge'"):
         sl.LeastSquares(TWO, weights={"egde": 1.0})
-    with refused(TypeError, "LeastSquares.per_example … got 0 for the residual", "True or False"):
+    with refused(TypeError, "LeastSquares.per_example of the residual … got 0", "True or False"):
         sl.LeastSquares(residual, per_example=0)
     with refused(
         TypeError,

@@ -1,6 +1,6 @@
 """Sums of mean squared residuals."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -15,7 +15,7 @@ from ..._core.protocol.residuals import Residuals
 from ..._core.text.messages import check_bool
 from ...tree.dtypes import as_canonical
 from ...tree.paths import candidates
-from ...tree.types import Scalar, Tracer
+from ...tree.types import Tracer
 from ..programs.arguments import as_tree
 from .output_losses import WHOLE, AbstractCurvatureLoss, as_arguments, divided, with_examples
 
@@ -88,10 +88,9 @@ class LeastSquares(AbstractCurvatureLoss):
     unknown, missing or empty.
     """
 
-    residuals: Any
-    weights: dict[str, Float[Array, ""]]
-    per_example: tuple[bool, ...] = eqx.field(static=True)
-    in_axes: tuple[tuple[bool, ...] | None, ...] = eqx.field(static=True)
+    terms: dict[str, "_Term"]
+    """Each block by its name. A single residual has the name `ONLY`."""
+    named: bool = eqx.field(static=True)
     loss: str = eqx.field(static=True)
     scale: Float[Array, ""]
 
@@ -105,26 +104,34 @@ class LeastSquares(AbstractCurvatureLoss):
         loss: str = "linear",
         scale: Any = 1.0,
     ):
-        # As trees, so that functions which differ in the arrays that they carry share a program.
-        if isinstance(residuals, Mapping):
-            self.residuals = {name: as_tree(function) for name, function in residuals.items()}
-        else:
-            self.residuals = as_tree(residuals)
-        names = self._names
-        if not names:
+        self.named = isinstance(residuals, Mapping)
+        functions = dict(residuals) if isinstance(residuals, Mapping) else {ONLY: residuals}
+        if not functions:
             raise ValueError("LeastSquares needs at least one residual, got an empty dict.")
-        for name, function in zip(names, self._functions, strict=True):
-            if not callable(function):
-                raise TypeError(
-                    f"LeastSquares takes functions of the model and one example, got {function!r} "
-                    f"for {self._label(name)}."
-                )
-        of_blocks = self._by_name("weights", weights, 1.0)
-        self.weights = {name: _as_weight(self._label(name), w) for name, w in of_blocks.items()}
-        flags = self._by_name("per_example", per_example, True)
-        for name, flag in flags.items():
-            check_bool(f"LeastSquares.per_example for {self._label(name)}", flag)
-        self.per_example = tuple(flags.values())
+        if self.named and weights is not None and not isinstance(weights, Mapping):
+            raise TypeError(
+                f"LeastSquares.weights must be a dict from blocks to numbers, got {weights!r}."
+            )
+        options = {"weights": weights, "per_example": per_example, "in_axes": in_axes}
+        defaults = {"weights": 1.0, "per_example": True, "in_axes": None}
+        for name, option in options.items():
+            if isinstance(option, Mapping):
+                _check_names(f"LeastSquares.{name} names", option, functions)
+
+        def of_block(what: str, name: str) -> Any:
+            option, default = options[what], defaults[what]
+            if isinstance(option, Mapping):
+                return option.get(name, default)
+            return default if option is None else option
+
+        self.terms = {
+            name: _Term(
+                f"block '{name}'" if self.named else "the residual",
+                function,
+                *(of_block(what, name) for what in options),
+            )
+            for name, function in functions.items()
+        }
         if loss not in LOSSES:
             raise ValueError(
                 f"LeastSquares.loss must be one of {', '.join(map(repr, LOSSES))}, got {loss!r}."
@@ -132,32 +139,6 @@ class LeastSquares(AbstractCurvatureLoss):
         self.loss, self.scale = loss, as_canonical(scale)
         if not isinstance(scale, Tracer) and not float(scale) > 0:
             raise ValueError(f"LeastSquares.scale must be positive, got {float(scale)!r}.")
-        axes = self._by_name("in_axes", in_axes, None)
-        self.in_axes = tuple(_as_axes(self._label(name), x) for name, x in axes.items())
-
-    @property
-    def _names(self) -> tuple[str, ...]:
-        return tuple(self.residuals) if isinstance(self.residuals, dict) else (ONLY,)
-
-    @property
-    def _functions(self) -> tuple[Callable[..., Any], ...]:
-        if isinstance(self.residuals, dict):
-            return tuple(self.residuals.values())
-        return (self.residuals,)
-
-    def _label(self, name: str) -> str:
-        return f"block '{name}'" if isinstance(self.residuals, dict) else "the residual"
-
-    def _by_name(self, what: str, value: Any, default: Any) -> dict[str, Any]:
-        """An option of each block."""
-        if not isinstance(value, Mapping):
-            if what == "weights" and value is not None and isinstance(self.residuals, dict):
-                raise TypeError(
-                    f"LeastSquares.weights must be a dict from blocks to numbers, got {value!r}."
-                )
-            return dict.fromkeys(self._names, default if value is None else value)
-        self._check_names(f"LeastSquares.{what} names", value)
-        return {name: value.get(name, default) for name in self._names}
 
     def on(self, *args: Any, example_weights: Any = None, **others: Any) -> Residuals:
         if others:
@@ -166,65 +147,39 @@ class LeastSquares(AbstractCurvatureLoss):
                 "Put everything else into the residual: `sl.LeastSquares(functools.partial("
                 "residual, name=value))`."
             )
+        robust = None if self.loss == "linear" else (self.loss, self.scale)
+        data, omegas = self._data(args), self._example_weights(example_weights)
         blocks = []
-        data = self._data(args)
-        omegas = self._example_weights(example_weights)
-        for i, (name, function) in enumerate(zip(self._names, self._functions, strict=True)):
+        for name, term in self.terms.items():
             arguments, omega = data[name], omegas.get(name)
-            label = self._label(name)
-            if self.per_example[i]:
-                rows, shared = divided(label, arguments, self._axes_of(i, arguments))
-            else:
-                rows, shared = None, arguments
-            robust = None if self.loss == "linear" else (self.loss, self.scale)
-            block = _Squares(rows, shared, function, self.weights[name], omega, robust, label)
+            rows, shared = None, arguments
+            if term.per_example:
+                rows, shared = divided(term.label, arguments, term.axes_of(arguments))
+            block = _Squares(rows, shared, term, omega, robust)
             if omega is not None:
-                _check_example_weights(label, omega, block)
+                _check_example_weights(term.label, omega, block)
             blocks.append(block)
         return Residuals(tuple(blocks))
 
     def axes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PyTree:
-        data = self._data(args)
         names = {}
-        for i, name in enumerate(self._names):
-            flags = with_examples(data[name], self._axes_of(i, data[name]))
-            names[name] = jax.tree.map(
-                lambda has, i=i, name=name: name if has and self.per_example[i] else WHOLE, flags
-            )
-        if isinstance(self.residuals, dict):
-            (batch,) = args
-            labels = {
-                name: x if isinstance(batch[name], tuple | list) else x[0]
-                for name, x in names.items()
-            }
-            batch_axes: Any = ({name: _like(batch[name], labels[name]) for name in batch},)
-        else:
-            batch_axes = names[ONLY]
-        weights = {
+        for name, data in self._data(args).items():
+            term = self.terms[name]
+            label = name if term.per_example else WHOLE
+            flags = with_examples(data, term.axes_of(data))
+            names[name] = jax.tree.map(lambda has, label=label: label if has else WHOLE, flags)
+        omegas = {key: self._example_weights(x) for key, x in kwargs.items()}
+        return names, {
             key: {name: jax.tree.map(lambda _, n=name: n, w) for name, w in omega.items()}
-            if isinstance(omega, Mapping)
-            else jax.tree.map(lambda _: ONLY, omega)
-            for key, omega in kwargs.items()
+            for key, omega in omegas.items()
         }
-        return batch_axes, weights
-
-    def _axes_of(self, i: int, arguments: tuple[Any, ...]) -> tuple[bool, ...]:
-        axes = self.in_axes[i]
-        if axes is None:
-            return (True,) * len(arguments)
-        if len(axes) != len(arguments):
-            raise ValueError(
-                f"LeastSquares.in_axes has {len(axes)} entries for {self._label(self._names[i])}, "
-                f"which got {len(arguments)} arguments."
-            )
-        return axes
 
     def _data(self, args: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
         """The arguments of each block."""
-        if not isinstance(self.residuals, dict):
+        if not self.named:
             return {ONLY: args}
         if len(args) != 1 or not isinstance(args[0], Mapping):
-            listed = ", ".join(f"{name!r}: ..." for name in self._names)
+            listed = ", ".join(f"{name!r}: ..." for name in self.terms)
             raise TypeError(
                 "The batch of several residuals is one dict with the data of each: "
                 f"`step(model, opt, {{{listed}}})`, got {len(args)} argument"
@@ -232,30 +187,78 @@ class LeastSquares(AbstractCurvatureLoss):
                 f"{f' of type {type(args[0]).__name__}' if len(args) == 1 else ''}."
             )
         (batch,) = args
-        for name in self._names:
+        for name in self.terms:
             if name not in batch:
                 raise ValueError(f"The batch has no data for block '{name}'.")
-        self._check_names("The batch has data for", batch)
-        return {name: as_arguments(batch[name]) for name in self._names}
+        _check_names("The batch has data for", batch, self.terms)
+        return {name: as_arguments(batch[name]) for name in self.terms}
 
-    def _example_weights(self, weights: Any) -> dict[str, Any]:
+    def _example_weights(self, weights: Any) -> Mapping[str, Any]:
         if weights is None:
             return {}
-        if not isinstance(self.residuals, dict):
+        if not self.named:
             return {ONLY: weights}
         if not isinstance(weights, Mapping):
             raise TypeError(
                 "`example_weights` must be a dict from blocks to arrays, such as "
-                f"`{{{self._names[0]!r}: weights}}`, got {type(weights).__name__}."
+                f"`{{{next(iter(self.terms))!r}: weights}}`, got {type(weights).__name__}."
             )
-        self._check_names("`example_weights` names", weights)
-        return dict(weights)
+        _check_names("`example_weights` names", weights, self.terms)
+        return weights
 
-    def _check_names(self, what: str, names: Iterable[Any]) -> None:
-        for name in names:
-            if name not in self._names:
-                blocks = candidates(str(name), self._names)
-                raise ValueError(f"{what} {name!r}, which is no block. Blocks: {blocks}.")
+
+def _check_names(what: str, names: Iterable[Any], blocks: Collection[str]) -> None:
+    for name in names:
+        if name not in blocks:
+            listed = candidates(str(name), blocks)
+            raise ValueError(f"{what} {name!r}, which is no block. Blocks: {listed}.")
+
+
+class _Term(eqx.Module):
+    """A residual and its options."""
+
+    label: str = eqx.field(static=True)
+    """What messages call it."""
+    residual: Any
+    """As a tree, so that functions which differ in the arrays that they carry share a program."""
+    weight: Float[Array, ""]
+    per_example: bool = eqx.field(static=True)
+    in_axes: tuple[bool, ...] | None = eqx.field(static=True)
+
+    def __init__(self, label: str, residual: Any, weight: Any, per_example: Any, in_axes: Any):
+        self.label, self.residual = label, as_tree(residual)
+        if not callable(self.residual):
+            raise TypeError(
+                f"LeastSquares takes functions of the model and one example, got {residual!r} for "
+                f"{label}."
+            )
+        number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        scalar = tree.is_array(weight) and jnp.shape(weight) == () and not jnp.iscomplexobj(weight)
+        if not number and not scalar:
+            raise TypeError(f"The weight of {label} must be a real number, got {weight!r}.")
+        if not isinstance(weight, Tracer) and not float(weight) >= 0:
+            raise ValueError(f"The weight of {label} must be non-negative, got {float(weight)!r}.")
+        self.weight = as_canonical(weight)
+        check_bool(f"LeastSquares.per_example of {label}", per_example)
+        self.per_example = per_example
+        is_tuple = isinstance(in_axes, tuple | list)
+        if not (in_axes is None or (is_tuple and all(a is None or a == 0 for a in in_axes))):
+            raise TypeError(
+                f"LeastSquares.in_axes must be a tuple of 0 and None, one for each argument after "
+                f"the model, got {in_axes!r} for {label}."
+            )
+        self.in_axes = None if in_axes is None else tuple(a is not None for a in in_axes)
+
+    def axes_of(self, arguments: tuple[Any, ...]) -> tuple[bool, ...]:
+        """Whether each argument has an axis of examples."""
+        if self.in_axes is None:
+            return (True,) * len(arguments)
+        if len(self.in_axes) != len(arguments):
+            raise ValueError(
+                f"LeastSquares.in_axes has {len(self.in_axes)} entries for {self.label}, "
+                f"which got {len(arguments)} arguments."
+            )
+        return self.in_axes
 
 
 def _soft_l1(z: Array) -> tuple[Array, Array, Array]:
@@ -296,26 +299,23 @@ class _Squares(AbstractBlock):
 
     rows: PyTree
     shared: PyTree
-    residual: Callable[..., Any]
-    weight: Float[Array, ""]
+    term: _Term
     example_weights: Float[Array, " examples"] | None
     robust: tuple[str, Float[Array, ""]] | None
     """The name of another loss than squares, and its scale."""
-    label: str = eqx.field(static=True)
 
     def outputs(self, params: PyTree, row: PyTree) -> Float[Array, " outputs"]:
         arguments = self.shared if row is None else eqx.combine(row, self.shared)
-        r = self.residual(params, *arguments)
+        r, label = self.term.residual(params, *arguments), self.term.label
         if isinstance(r, float | complex):
             r = jnp.asarray(r)
         if not tree.is_inexact(r):
             kind = f"dtype {r.dtype}" if tree.is_array(r) else f"type {type(r).__name__}"
             raise TypeError(
-                f"A residual must return a floating or complex array, and {self.label} returned "
-                f"{kind}."
+                f"A residual must return a floating or complex array, and {label} returned {kind}."
             )
         if not r.size:
-            raise ValueError(f"{self.label[0].upper()}{self.label[1:]} returned an empty array.")
+            raise ValueError(f"{label[0].upper()}{label[1:]} returned an empty array.")
         real = as_real(r)
         dtype = tree.accumulation_dtype(real.dtype)
         return real.astype(dtype) * jnp.asarray(r.size**-0.5, dtype)
@@ -325,7 +325,7 @@ class _Squares(AbstractBlock):
         each = jnp.full(number, 1 / number, outputs.dtype)
         if self.example_weights is not None:
             each = each * jnp.asarray(self.example_weights, outputs.dtype)
-        each = each * jnp.asarray(self.weight, outputs.dtype)
+        each = each * jnp.asarray(self.term.weight, outputs.dtype)
         if self.robust is not None:
             return self._robust(outputs, each[:, None])
         value = jnp.sum(each[:, None] * outputs**2)
@@ -347,21 +347,6 @@ class _Squares(AbstractBlock):
         return Local(jnp.sum(each * size * rho), cotangents, factors, cotangents / safe)
 
 
-def _like(data: Any, labels: Any) -> Any:
-    """Labels in the container of the data."""
-    return type(data)(labels) if isinstance(data, tuple | list) else labels
-
-
-def _as_weight(label: str, weight: Any) -> Scalar:
-    number = isinstance(weight, int | float) and not isinstance(weight, bool)
-    scalar = tree.is_array(weight) and jnp.shape(weight) == () and not jnp.iscomplexobj(weight)
-    if not number and not scalar:
-        raise TypeError(f"The weight of {label} must be a real number, got {weight!r}.")
-    if not isinstance(weight, Tracer) and not float(weight) >= 0:
-        raise ValueError(f"The weight of {label} must be non-negative, got {float(weight)!r}.")
-    return as_canonical(weight)
-
-
 def _check_example_weights(label: str, omega: Any, block: _Squares) -> None:
     shape = getattr(omega, "shape", type(omega).__name__)
     if shape != (block.size,):
@@ -371,14 +356,3 @@ def _check_example_weights(label: str, omega: Any, block: _Squares) -> None:
         )
     if not isinstance(omega, Tracer) and bool(jnp.any(omega < 0)):
         raise ValueError(f"The example weights of {label} must be non-negative.")
-
-
-def _as_axes(label: str, axes: Any) -> tuple[bool, ...] | None:
-    if axes is None:
-        return None
-    if not isinstance(axes, tuple | list) or any(a is not None and a != 0 for a in axes):
-        raise TypeError(
-            f"LeastSquares.in_axes must be a tuple of 0 and None, one for each argument after the "
-            f"model, got {axes!r} for {label}."
-        )
-    return tuple(a is not None for a in axes)

@@ -107,11 +107,8 @@ class MinimizeResult(eqx.Module):
         half = vectors.T / jnp.where(values > least, values, 1)[None, :]
         if absolute_sigma:
             # What the loss multiplies the squares of residuals of unit variance by.
-            weights = loss_fn.weights.values()
-            scales = [
-                jnp.full(z.size, 2 * w / z.size, linear.dtype)
-                for w, z in zip(weights, linear.outputs, strict=True)
-            ]
+            pairs = zip(loss_fn.terms.values(), linear.outputs, strict=True)
+            scales = [jnp.full(z.size, 2 * t.weight / z.size, linear.dtype) for t, z in pairs]
             # half @ half.T @ rowsᵀ is the derivative of the fit by the data.
             by_data = half @ (half.T @ rows.T)
             found = (by_data * jnp.concatenate(scales)[None, :]) @ by_data.T

@@ -161,7 +161,7 @@ MUTATIONS = {
         "binding/test_binding.py io/test_checkpoint.py",
     ),
     "a microbatch of padding alone makes the loss NaN": Mutation(
-        "_loop/training/loss.py",
+        "_loop/training/batch_loss.py",
         "jnp.sum(jnp.where(weights == 0, 0, losses * shares))",
         "jnp.sum(losses * shares)",
         "training/test_microbatches.py",

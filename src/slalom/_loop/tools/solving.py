@@ -351,7 +351,7 @@ class Solver(NamedTuple):
         return to_vector(parts, sum_dtype(params))
 
     def _value(self, params: list[Array]) -> Scalar:
-        return checked_loss(self._loss(self.whole.join(params)), False, False).loss
+        return checked_loss(self._loss(self.whole.join(params))).loss
 
     def _loss(self, model: PyTree) -> Scalar:
         return self.problem.loss(model, *self.problem.args, **self.problem.kwargs)

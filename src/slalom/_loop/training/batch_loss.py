@@ -1,7 +1,8 @@
-"""A loss and the batch of a step."""
+"""A loss and the batch of a step, divided into microbatches and examples."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, TypeAlias
 
 import equinox as eqx
 import jax
@@ -13,13 +14,17 @@ from ... import tree
 from ..._core.text.messages import NEEDS_A_VALUE, series
 from ..._core.text.printing import code
 from ...tree import accumulation_dtype, cast
+from ...tree.dtypes import canonical_float
 from ...tree.packed import pack, unpack
 from ...tree.types import Params, PyTree, Scalar, Updates
 from ..binding.model import Split, split, strong
 from ..binding.optimizer import Optimizer
-from .batch import Arguments, Batch, batch_of
-from .loss import LossGradient, LossResult, checked_loss, needs_a_value, scan_microbatches
+from .batch import PLACE, Arguments, Batch, Role, batch_of, check_state, states_of, with_states
+from .loss import LossResult, checked_loss, needs_a_value
 from .options import Options
+
+LossGradient: TypeAlias = Callable[[Arguments], tuple[list[Array], PyTree]]
+"""Maps the arguments of a loss to the leaves of its gradient and a packed `LossResult`."""
 
 
 class BatchLoss(NamedTuple):
@@ -78,17 +83,114 @@ class BatchLoss(NamedTuple):
 
         return jax.grad(scaled_loss, has_aux=True)(self.trained)
 
+    def map_examples(self, batch: Batch) -> tuple[list[Array], LossResult]:
+        """The gradient of each example, stacked, and the mean of the losses."""
+
+        def differentiate(rows: list[Array]) -> tuple[list[Array], PyTree]:
+            return self.differentiate(batch.example(rows).arguments)
+
+        grads, packed = jax.vmap(differentiate)(batch.arrays)
+        result: LossResult = unpack(packed)
+        if states_of(result.aux):
+            raise ValueError(
+                "The loss returns an `eqx.nn.State`, and is computed for each example separately, "
+                "so there would be a state for each. Replace batch norm by a normalization without "
+                "statistics, such as `eqx.nn.GroupNorm`, or do not return the state."
+            )
+        return grads, _mean_loss(result)
+
     def over_batch(
         self, function: LossGradient, like: list[Array]
     ) -> tuple[list[Array], LossResult]:
-        """Evaluates a function of the arguments on the whole batch, in microbatches."""
+        """Evaluates a function of the arguments on the whole batch, in microbatches.
+
+        **Arguments:**
+
+        - `function`: the gradient of the loss, or only the loss.
+        - `like`: arrays of the gradient's shapes and dtypes.
+
+        **Returns:** the weighted means of the gradient, over microbatches in the accumulation
+        dtype; and the mean loss, the total weight and the stacked `aux`.
+        """
         if self.options.microbatches is None:
             means, packed = function((self.args, self.kwargs))
             return means, unpack(packed)
         batch, number = self.divided("microbatches"), self.options.microbatches
         if number == "split":
             batch, number = batch._replace(is_split=True), batch.size
-        return scan_microbatches(function, like, batch, number, self.options.has_weight)
+        pad = ", or pad the batch and let the loss return a weighted mean and its weight, with "
+        _check_divides(batch, number, f"{pad}`has_weight=True`")
+        return self._over_parts(function, like, batch.with_keys(number, Role.PART_KEYS), number)
+
+    def _over_parts(
+        self, function: LossGradient, like: list[Array], batch: Batch, number: int
+    ) -> tuple[list[Array], LossResult]:
+        has_weight = self.options.has_weight
+
+        def body(carry: Any, i: Any) -> Any:
+            total, means, states = carry
+            arguments = with_states(batch.microbatch(i, number).arguments, states)
+            new, packed = function(arguments)
+            result: LossResult = unpack(packed)
+            weight = jnp.asarray(result.weight, total.dtype)
+            states, packed = _carried_states(states, result, has_weight)
+            total = total + weight
+            share = weight / jnp.where(total == 0, 1, total)
+
+            def rule(now: Any, mean: Any, new: Any) -> Any:
+                mixed = mean + (new - mean) * now.share
+                # A microbatch of padding alone changes nothing, even if its gradient is NaN.
+                return jnp.where(now.weight == 0, mean, mixed) if has_weight else mixed
+
+            # A running mean instead of a sum, which would have to be divided into another buffer.
+            means = tree.map_leaves(rule, (means, new), SimpleNamespace(weight=weight, share=share))
+            return (total, means, states), packed
+
+        means = [jnp.zeros_like(x, accumulation_dtype(x.dtype)) for x in like]
+        states = jax.tree.map(strong, states_of(batch.arguments))
+        start = (jnp.zeros((), canonical_float()), means, states)
+        (total, means, states), packed = jax.lax.scan(body, start, jnp.arange(number))
+        stacked: LossResult = unpack(packed)
+        aux = with_states(stacked.aux, states)
+        weights = jnp.asarray(stacked.weight, total.dtype)
+        losses = jnp.asarray(stacked.loss, accumulation_dtype(stacked.loss.dtype))
+        shares = jnp.asarray(weights / jnp.where(total == 0, 1, total), losses.dtype)
+        loss = jnp.sum(jnp.where(weights == 0, 0, losses * shares))
+        return means, LossResult(
+            jnp.asarray(loss, stacked.loss.dtype), total, aux, weights if has_weight else None
+        )
+
+    def gather(
+        self, function: Callable[[Updates], tuple[Updates, PyTree]], batch: Batch, number: int
+    ) -> tuple[Updates, PyTree, list[Array], LossResult]:
+        """The sums that a per-example link gathers, one microbatch at a time.
+
+        **Arguments:**
+
+        - `function`: the link's `gather` in this step.
+        - `batch`, `number`: the batch, and the number of microbatches.
+
+        **Returns:** the sum that has the parameters' structure, the other sums, the mean gradient,
+        and the results of the loss.
+        """
+        _check_divides(batch, number)
+
+        def stack(x: Any) -> Any:
+            return jax.ShapeDtypeStruct((batch.size // number, *x.shape), x.dtype)
+
+        def sums_of(stacked: list[Any]) -> Any:
+            sums = function(self.ascent(stacked))
+            return sums, [jnp.mean(g, 0, accumulation_dtype(g.dtype)) for g in stacked]
+
+        def body(before: Any, i: Any) -> Any:
+            stacked, result = self.map_examples(batch.microbatch(i, number))
+            new = jax.tree.map(jnp.add, before, sums_of(stacked))
+            return tree.cast_like(new, before), pack(result)
+
+        shapes = jax.eval_shape(sums_of, list(map(stack, self.trained)))
+        zeros: PyTree = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        ((total, counts), sums), packed = jax.lax.scan(body, zeros, jnp.arange(number))
+        return total, counts, [g / number for g in sums], _mean_loss(unpack(packed))
 
     def value(self, model: PyTree) -> Scalar:
         """The loss of another model on the same batch."""
@@ -109,6 +211,47 @@ class BatchLoss(NamedTuple):
     def ascent(self, grads: list[Array]) -> Updates:
         """Gradients as a tree. JAX returns the conjugate of the direction of steepest ascent."""
         return self.tree(list(map(jnp.conj, grads)))
+
+    def transformed(self, grads: Updates) -> Updates:
+        """Gradients as the optimizer sees them."""
+        transform = self.options.transform_grads
+        return grads if transform is None else transform(grads)
+
+
+def _mean_loss(stacked: LossResult) -> LossResult:
+    losses = jnp.asarray(stacked.loss, accumulation_dtype(stacked.loss.dtype))
+    return stacked._replace(loss=jnp.asarray(jnp.mean(losses), stacked.loss.dtype))
+
+
+def _carried_states(
+    states: list[Any], result: LossResult, has_weight: bool
+) -> tuple[list[Any], PyTree]:
+    """The states of the model after a microbatch, and its results with places for them in `aux`."""
+    returned = states_of(result.aux)
+    if not returned:
+        return states, pack(result)
+    if len(returned) != len(states):
+        raise ValueError(
+            f"The loss takes {len(states)} `eqx.nn.State` and returns {len(returned)}, so they "
+            "cannot go from one microbatch to the next. Return each that it takes, in order."
+        )
+    for new, old in zip(returned, states, strict=True):
+        check_state(new, old, "the one that it takes")
+    if has_weight:  # a microbatch of padding alone changes nothing
+        is_padding = result.weight == 0
+        returned = jax.tree.map(lambda a, b: jnp.where(is_padding, a, b), states, returned)
+    aux = with_states(result.aux, [PLACE] * len(returned))
+    return returned, pack(result._replace(aux=aux))
+
+
+def _check_divides(batch: Batch, number: int, advice: str = "") -> None:
+    """Raises an error if a batch cannot be divided into this number of equal parts."""
+    for size in batch.sizes:
+        if size % number:
+            raise ValueError(
+                f"The batch has {size} examples, which cannot be divided into {number} "
+                f"microbatches of equal size. Pass a multiple of {number}{advice}."
+            )
 
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")

@@ -33,8 +33,6 @@ from .loss import (
     check_call,
     checked_loss,
     checked_terms,
-    gather_microbatches,
-    map_examples,
 )
 from .options import Options
 
@@ -161,9 +159,7 @@ class Gradient(NamedTuple):
 def _batch_gradient(batch_loss: BatchLoss) -> Gradient:
     """The gradient of the mean loss."""
     means, result = batch_loss.over_batch(batch_loss.differentiate, batch_loss.trained)
-    grads = batch_loss.ascent(means)
-    if batch_loss.options.transform_grads is not None:
-        grads = batch_loss.options.transform_grads(grads)
+    grads = batch_loss.transformed(batch_loss.ascent(means))
     return Gradient(grads, grads, result)
 
 
@@ -174,10 +170,8 @@ def _linearized_gradient(
     args, kwargs = batch_loss.args, batch_loss.kwargs
     residuals, linear = linearized(source, args, kwargs, batch_loss.model, loss)
     grads = cast_like(linear.updates(linear.gradient), batch_loss.model.params)
-    if batch_loss.options.transform_grads is not None:
-        grads = batch_loss.options.transform_grads(grads)
-    result = checked_loss(linear.value, False, False)
-    return Gradient(grads, grads, result, {"residuals": residuals})
+    grads = batch_loss.transformed(grads)
+    return Gradient(grads, grads, checked_loss(linear.value), {"residuals": residuals})
 
 
 def _combined_gradient(
@@ -207,8 +201,7 @@ def _combined_gradient(
 
     def gradient(weights: Array) -> Updates:
         (grads,) = pullback(cast(weights, losses.dtype))
-        grads = batch_loss.ascent(grads)
-        return grads if options.transform_grads is None else options.transform_grads(grads)
+        return batch_loss.transformed(batch_loss.ascent(grads))
 
     def products() -> Array:
         # Each product needs two gradients of one layer at a time, so XLA frees those of a layer
@@ -310,16 +303,11 @@ def _per_example_gradient(batch_loss: BatchLoss, part: Part) -> Gradient:
     batch = batch_loss.divided("examples")
     batch = batch.with_keys(batch.size, Role.EXAMPLE_KEYS)
     if options.microbatches is None or not gathers:
-        stacked, result = map_examples(batch_loss.differentiate, batch)
+        stacked, result = batch_loss.map_examples(batch)
         means = [jnp.mean(g, axis=0) for g in stacked]
         return Gradient(batch_loss.ascent(stacked), batch_loss.ascent(means), result)
     assert options.microbatches != "split"  # which is refused
-    total, counts, means, result = gather_microbatches(
-        batch_loss.differentiate,
-        functools.partial(link.gather, context=part.context),
-        batch,
-        options.microbatches,
-        batch_loss.tree(batch_loss.trained),
-    )
+    gather = functools.partial(link.gather, context=part.context)
+    total, counts, means, result = batch_loss.gather(gather, batch, options.microbatches)
     gathered = (counts, batch.size)
     return Gradient(total, batch_loss.ascent(means), result, gathered=gathered)

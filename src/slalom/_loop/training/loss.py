@@ -1,24 +1,17 @@
-"""Checks the results of a loss, and averages them over microbatches and examples."""
+"""Checks the calls of a loss, and its results."""
 
 import inspect
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..._core.text.messages import where_raised
-from ...tree import accumulation_dtype, cast, cast_like, is_array, map_leaves
+from ...tree import accumulation_dtype, cast, is_array
 from ...tree.dtypes import canonical_float
-from ...tree.packed import pack, unpack
-from ...tree.types import Params, PyTree, Scalar, Updates
-from ..binding.model import strong
-from .batch import PLACE, Arguments, Batch, Role, check_state, states_of, with_states
-
-LossGradient: TypeAlias = Callable[[Arguments], tuple[list[Array], PyTree]]
-"""Maps the arguments of a loss to the leaves of its gradient and a packed `LossResult`."""
+from ...tree.types import PyTree, Scalar
 
 
 class LossResult(NamedTuple):
@@ -82,7 +75,7 @@ def _call_advice(names: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mappin
     return f"Write `step({', '.join(['model', 'opt', *others])})`."
 
 
-def checked_loss(returned: Any, has_aux: bool, has_weight: bool) -> LossResult:
+def checked_loss(returned: Any, has_aux: bool = False, has_weight: bool = False) -> LossResult:
     """The results of the loss. Raises an error if it cannot be differentiated."""
     loss, weight, aux = returned, None, None
     if has_aux or has_weight:
@@ -189,151 +182,3 @@ def _describe(returned: Any) -> str:
         return f"an array of shape {returned.shape}"
     size = f" of {len(returned)}" if isinstance(returned, tuple | list) else ""
     return f"a {type(returned).__name__}{size}"
-
-
-def map_examples(differentiate: LossGradient, batch: Batch) -> tuple[list[Array], LossResult]:
-    """The gradient of each example, stacked, and the mean of the losses."""
-    grads, packed = jax.vmap(lambda rows: differentiate(batch.example(rows).arguments))(
-        batch.arrays
-    )
-    result: LossResult = unpack(packed)
-    if states_of(result.aux):
-        raise ValueError(
-            "The loss returns an `eqx.nn.State`, and is computed for each example separately, so "
-            "there would be a state for each. Replace batch norm by a normalization without "
-            "statistics, such as `eqx.nn.GroupNorm`, or do not return the state."
-        )
-    return grads, _mean_loss(result)
-
-
-def _mean_loss(stacked: LossResult) -> LossResult:
-    losses = jnp.asarray(stacked.loss, accumulation_dtype(stacked.loss.dtype))
-    return stacked._replace(loss=jnp.asarray(jnp.mean(losses), stacked.loss.dtype))
-
-
-def scan_microbatches(
-    differentiate: LossGradient, like: list[Array], batch: Batch, number: int, has_weight: bool
-) -> tuple[list[Array], LossResult]:
-    """The weighted means over microbatches of the gradient and of the loss.
-
-    **Arguments:**
-
-    - `differentiate`: the gradient of the loss on one microbatch.
-    - `like`: arrays of the gradient's shapes and dtypes.
-    - `batch`, `number`: the batch, and the number of microbatches.
-    - `has_weight`: whether the loss returns its weight.
-
-    **Returns:** means in the accumulation dtype, and the mean loss, the total weight and the
-    stacked `aux`.
-    """
-    advice = (
-        ", or pad the batch and let the loss return a weighted mean and its weight, with "
-        "`has_weight=True`"
-    )
-    _check_divides(batch, number, advice)
-    batch = batch.with_keys(number, Role.PART_KEYS)
-
-    def body(carry: Any, i: Any) -> Any:
-        total, means, states = carry
-        arguments = with_states(batch.microbatch(i, number).arguments, states)
-        new, packed = differentiate(arguments)
-        result: LossResult = unpack(packed)
-        weight = jnp.asarray(result.weight, total.dtype)
-        states, packed = _carried_states(states, result, has_weight)
-        total = total + weight
-        share = weight / jnp.where(total == 0, 1, total)
-
-        def rule(now: Any, mean: Any, new: Any) -> Any:
-            mixed = mean + (new - mean) * now.share
-            # A microbatch of padding alone changes nothing, even if its gradient is NaN.
-            return jnp.where(now.weight == 0, mean, mixed) if has_weight else mixed
-
-        # A running mean instead of a sum, which would have to be divided into another buffer.
-        means = map_leaves(rule, (means, new), SimpleNamespace(weight=weight, share=share))
-        return (total, means, states), packed
-
-    means = [jnp.zeros_like(x, accumulation_dtype(x.dtype)) for x in like]
-    states = jax.tree.map(strong, states_of(batch.arguments))
-    start = (jnp.zeros((), canonical_float()), means, states)
-    (total, means, states), packed = jax.lax.scan(body, start, jnp.arange(number))
-    stacked: LossResult = unpack(packed)
-    aux = with_states(stacked.aux, states)
-    weights = jnp.asarray(stacked.weight, total.dtype)
-    losses = jnp.asarray(stacked.loss, accumulation_dtype(stacked.loss.dtype))
-    shares = jnp.asarray(weights / jnp.where(total == 0, 1, total), losses.dtype)
-    loss = jnp.sum(jnp.where(weights == 0, 0, losses * shares))
-    return means, LossResult(
-        jnp.asarray(loss, stacked.loss.dtype), total, aux, weights if has_weight else None
-    )
-
-
-def _carried_states(
-    states: list[Any], result: LossResult, has_weight: bool
-) -> tuple[list[Any], PyTree]:
-    """The states of the model after a microbatch, and its results with places for them in `aux`."""
-    returned = states_of(result.aux)
-    if not returned:
-        return states, pack(result)
-    if len(returned) != len(states):
-        raise ValueError(
-            f"The loss takes {len(states)} `eqx.nn.State` and returns {len(returned)}, so they "
-            "cannot go from one microbatch to the next. Return each that it takes, in order."
-        )
-    for new, old in zip(returned, states, strict=True):
-        check_state(new, old, "the one that it takes")
-    if has_weight:  # a microbatch of padding alone changes nothing
-        is_padding = result.weight == 0
-        returned = jax.tree.map(lambda a, b: jnp.where(is_padding, a, b), states, returned)
-    aux = with_states(result.aux, [PLACE] * len(returned))
-    return returned, pack(result._replace(aux=aux))
-
-
-def gather_microbatches(
-    differentiate: LossGradient,
-    gather: Callable[[Updates], tuple[Updates, PyTree]],
-    batch: Batch,
-    number: int,
-    params: Params,
-) -> tuple[Updates, PyTree, list[Array], LossResult]:
-    """The sums that a per-example link gathers, one microbatch at a time.
-
-    **Arguments:**
-
-    - `differentiate`: the gradient of the loss on one example.
-    - `gather`: the link's `gather` in this step.
-    - `batch`, `number`: the batch, and the number of microbatches.
-    - `params`: the trainable parameters.
-
-    **Returns:** the sum that has the parameters' structure, the other sums, the mean gradient, and
-    the results of the loss.
-    """
-    _check_divides(batch, number)
-    leaves, structure = jax.tree.flatten(params)
-
-    def stack(x: Any) -> Any:
-        return jax.ShapeDtypeStruct((batch.size // number, *x.shape), x.dtype)
-
-    def sums_of(stacked: list[Any]) -> Any:
-        sums = gather(structure.unflatten(map(jnp.conj, stacked)))
-        return sums, [jnp.mean(g, 0, accumulation_dtype(g.dtype)) for g in stacked]
-
-    def body(before: Any, i: Any) -> Any:
-        stacked, result = map_examples(differentiate, batch.microbatch(i, number))
-        new = jax.tree.map(jnp.add, before, sums_of(stacked))
-        return cast_like(new, before), pack(result)
-
-    shapes = jax.eval_shape(sums_of, list(map(stack, leaves)))
-    zeros: PyTree = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    ((total, counts), sums), packed = jax.lax.scan(body, zeros, jnp.arange(number))
-    means = [g / number for g in sums]
-    return total, counts, means, _mean_loss(unpack(packed))
-
-
-def _check_divides(batch: Batch, number: int, advice: str = "") -> None:
-    """Raises an error if a batch cannot be divided into this number of equal parts."""
-    for size in batch.sizes:
-        if size % number:
-            raise ValueError(
-                f"The batch has {size} examples, which cannot be divided into {number} "
-                f"microbatches of equal size. Pass a multiple of {number}{advice}."
-            )

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import Array
@@ -33,16 +34,16 @@ def scan_steps(inputs: TrainingInputs) -> tuple[list[Array], PyTree]:
     leaves, structure = jax.tree.flatten(inputs)
     is_carried = flagged(inputs, carried(inputs))
     arguments = {"args": inputs.args, "context": inputs.context, "kwargs": inputs.kwargs}
-    per_step = _PerStep(arguments, scan["length"])
+    rows, same, length = _per_step(arguments, scan["length"])
 
     def with_carried(new: list[Array]) -> TrainingInputs:
         rest = iter(new)
         filled = [next(rest) if c else x for x, c in zip(leaves, is_carried, strict=True)]
         return structure.unflatten(filled)
 
-    def body(carry: tuple[list[Array], PyTree], rows: list[Array]) -> Any:
+    def body(carry: tuple[list[Array], PyTree], row: PyTree) -> Any:
         before, model_state = carry
-        now = with_carried(before)._replace(**per_step.arguments(rows))
+        now = with_carried(before)._replace(**eqx.combine(row, same))
         if start is not None:
             now = now._replace(args=(model_state, *now.args))
         new, ((returned,), _) = train_step(now)
@@ -55,15 +56,16 @@ def scan_steps(inputs: TrainingInputs) -> tuple[list[Array], PyTree]:
 
     first = [x for x, c in zip(leaves, is_carried, strict=True) if c]
     (new, model_state), packed = jax.lax.scan(
-        body, (first, start), per_step.rows, length=per_step.length, unroll=scan["unroll"]
+        body, (first, start), rows, length=length, unroll=scan["unroll"]
     )
     returned, measured, guarded = unpack(packed)
     returned = returned if start is None else (*returned, model_state)
     return new, ((returned, *measured), guarded)
 
 
-class _PerStep:
-    """The arguments of the loss and of the transforms, and their values in each step.
+def _per_step(arguments: PyTree, length: int | None) -> tuple[PyTree, PyTree, int]:
+    """The arguments of the loss and of the transforms that differ from step to step, stacked; those
+    that are the same; and the number of steps.
 
     **Arguments:**
 
@@ -71,51 +73,40 @@ class _PerStep:
     - `length`: the number of steps, if it was passed.
     """
 
-    def __init__(self, arguments: dict[str, Any], length: int | None):
-        named, self._structure = jax.tree_util.tree_flatten_with_path(arguments)
-        self._leaves = [x for _, x in named]
-        sizes: dict[str, int] = {}
-        for (group, *path), x in named:
-            if group.key != "args" or not is_array(x) or is_single_key(x):
-                continue
-            name = f"positional argument {dotted(tuple(path))}"
-            if x.ndim == 0:
-                raise ValueError(
-                    f"The {name} of `step.scan` is a scalar, so it has no axis of steps. Pass by "
-                    "keyword what is the same in every step."
-                )
-            sizes[name] = x.shape[0]
-        if length is not None:
-            sizes = {"keyword `length`": length} | sizes
-        if not sizes:
-            raise TypeError(
-                "`step.scan` does not know the number of steps. Pass arrays with an axis of steps "
-                "by position, or `length=`."
-            )
-        first, self.length = next(iter(sizes.items()))
-        for name, size in sizes.items():
-            if size != self.length:
-                raise ValueError(
-                    f"The arguments of `step.scan` have different numbers of steps: the {first} "
-                    f"has {self.length}, and the {name} has {size}. Pass by keyword what is the "
-                    "same in every step, such as one batch: `step.scan(model, opt, length=10, "
-                    "x=x, y=y)`."
-                )
-        self.rows: list[Array] = []
-        """The leaves that differ from step to step, stacked."""
-        self._differs = []
-        for (group, *_), x in named:
-            differs = is_array(x) and (is_single_key(x) or group.key == "args")
-            self._differs.append(differs)
-            if differs:
-                # One key for all steps would give all of them the same noise.
-                self.rows.append(jax.random.split(x, self.length) if is_single_key(x) else x)
+    def differs(path: Any, x: Any) -> bool:
+        return is_array(x) and (path[0].key == "args" or is_single_key(x))
 
-    def arguments(self, rows: list[Array]) -> dict[str, Any]:
-        """The arguments of a step, given its rows."""
-        rest = iter(rows)
-        pairs = zip(self._leaves, self._differs, strict=True)
-        return self._structure.unflatten([next(rest) if d else x for x, d in pairs])
+    rows, same = eqx.partition(arguments, jax.tree_util.tree_map_with_path(differs, arguments))
+    sizes = {} if length is None else {"keyword `length`": length}
+    for (_, *path), x in jax.tree_util.tree_leaves_with_path({"args": rows["args"]}):
+        if is_single_key(x):
+            continue
+        name = f"positional argument {dotted(tuple(path))}"
+        if x.ndim == 0:
+            raise ValueError(
+                f"The {name} of `step.scan` is a scalar, so it has no axis of steps. Pass by "
+                "keyword what is the same in every step."
+            )
+        sizes[name] = x.shape[0]
+    if not sizes:
+        raise TypeError(
+            "`step.scan` does not know the number of steps. Pass arrays with an axis of steps by "
+            "position, or `length=`."
+        )
+    (first, number), *others = sizes.items()
+    for name, size in others:
+        if size != number:
+            raise ValueError(
+                f"The arguments of `step.scan` have different numbers of steps: the {first} has "
+                f"{number}, and the {name} has {size}. Pass by keyword what is the same in every "
+                "step, such as one batch: `step.scan(model, opt, length=10, x=x, y=y)`."
+            )
+
+    def stacked(x: Array) -> Array:
+        # One key for all steps would give all of them the same noise.
+        return jax.random.split(x, number) if is_single_key(x) else x
+
+    return jax.tree.map(stacked, rows), same, number
 
 
 def _guarded(opt: Any) -> list[Any]:

@@ -87,7 +87,6 @@ class AbstractOptimizer(AbstractPrinted):
     @property
     def has_updated(self) -> Bool[Array, "*runs"]:
         """Whether the last step updated any parameter. False before the first step."""
-        check_readable(self)
         return _has_updated(self)
 
     @property
@@ -97,7 +96,6 @@ class AbstractOptimizer(AbstractPrinted):
         This is the scale of `.scale_loss()`, and 1 for all other optimizers. `sl.train_step`
         multiplies the loss itself.
         """
-        check_readable(self)
         note_scale_is_read(self.binding)
         return _loss_scale(self)
 
@@ -112,7 +110,6 @@ class AbstractOptimizer(AbstractPrinted):
         `.to_dict()` returns all of them as Python numbers. For an optimizer created under `vmap`,
         each value is an array with one entry per run.
         """
-        check_readable(self)
         return Readings(_hyperparams(self), "hyperparams")
 
     @property
@@ -122,7 +119,6 @@ class AbstractOptimizer(AbstractPrinted):
         Any unambiguous path suffix works as a key. `.to_dict()` returns all of them as Python
         numbers.
         """
-        check_readable(self)
         note_scale_is_read(self.binding)
         return Readings(_metrics(self), "metrics", _record_advice)
 

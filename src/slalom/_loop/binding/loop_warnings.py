@@ -29,12 +29,10 @@ def _nothing() -> None:
 
 
 class _LastCall(threading.local):
-    """The last call of `opt.step` in a thread: references to its arguments and its results."""
+    """The last call of `opt.step` in a thread."""
 
-    got_model: Callable[[], Any] = staticmethod(_nothing)
-    got_count: Callable[[], Any] = staticmethod(_nothing)
-    returned_model: Callable[[], Any] = staticmethod(_nothing)
-    returned_count: Callable[[], Any] = staticmethod(_nothing)
+    references: tuple[Callable[[], Any], ...] = (_nothing,) * 4
+    """References to the model and the count that went in, and to those that came out."""
     number: int = 1
     """The number of calls in a row that went on with one of the results and not with the other."""
 
@@ -53,13 +51,11 @@ def watch_results(model: PyTree, opt: Any, new_model: PyTree, new_opt: Any) -> N
     count, new_count = opt.arrays.count, new_opt.arrays.count  # they stand for the optimizers
     if isinstance(count, Tracer) or isinstance(new_count, Tracer):
         return
-    before = _last_call.returned_model()
-    same_opt = _last_call.got_count() is count and before is model
-    same_model = _last_call.got_model() is model and _last_call.returned_count() is count
+    last_model, last_count, before, returned_count = (get() for get in _last_call.references)
+    same_opt = last_count is count and before is model
+    same_model = last_model is model and returned_count is count
     _last_call.number = _last_call.number + 1 if same_opt or same_model else 1
-    _last_call.got_model, _last_call.got_count = _reference(model), weakref.ref(count)
-    _last_call.returned_model = _reference(new_model)
-    _last_call.returned_count = weakref.ref(new_count)
+    _last_call.references = tuple(map(_reference, (model, count, new_model, new_count)))
     if _last_call.number == _MOST_CALLS:
         if _has_no_state(opt) if same_opt else _is_equal(before, model):
             return
@@ -171,10 +167,9 @@ def watch(
             name = getattr(function, "__name__", type(function).__name__)
             _warn_of_functions(who, f"the function `{name}`", "step = sl.train_step(loss_fn)")
         else:
-            name = (
-                f"`{functions[0]}` in its arguments" if functions else "an object in its arguments"
-            )
-            _warn_of_functions(who, name, "opt = sl.Optimizer(tx, model)")
+            name = f"`{functions[0]}`" if functions else "an object"
+            line = "opt = sl.Optimizer(tx, model)"
+            _warn_of_functions(who, f"{name} in its arguments", line)
     return calls
 
 

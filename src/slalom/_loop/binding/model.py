@@ -33,9 +33,11 @@ class Split(NamedTuple):
     @property
     def params(self) -> Params:
         """The model with `None` in place of everything that is not trainable."""
-        return self.structure.unflatten(
-            [x if t else None for x, t in zip(self.leaves, self.trainable, strict=True)]
-        )
+        return self._of_trainable(self.leaves)
+
+    def _of_trainable(self, leaves: list[Any]) -> PyTree:
+        pairs = zip(leaves, self.trainable, strict=True)
+        return self.structure.unflatten([x if t else None for x, t in pairs])
 
     @property
     def paths(self) -> list[str]:
@@ -61,12 +63,6 @@ class Split(NamedTuple):
         """Whether each leaf is trainable, as a prefix of the model."""
         return self.structure.unflatten(self.trainable)
 
-    def _fits(self, tree: PyTree) -> bool:
-        try:
-            return bool(self.structure.flatten_up_to(tree))
-        except (ValueError, TypeError):
-            return False
-
     def align(
         self, grads: PyTree, name: str = "the gradients", *, examples: bool = False
     ) -> Updates:
@@ -74,38 +70,9 @@ class Split(NamedTuple):
 
         With `examples`, each must have an additional leading axis.
         """
-        try:
-            leaves = self.structure.flatten_up_to(grads)
-        except (ValueError, TypeError):
-            alone = jax.tree_util.all_leaves([grads])
-            if alone and (is_function(grads) or np.ndim(grads) == 0):
-                kind = "a function" if is_function(grads) else "a scalar, such as a loss"
-                raise TypeError(
-                    f"`opt.step` takes the gradients of the loss, got {kind}. Write `grads = "
-                    "eqx.filter_grad(loss_fn)(model, x, y)`, or let `sl.train_step(loss_fn)` "
-                    "differentiate."
-                ) from None
-            if isinstance(grads, tuple) and any(self._fits(part) for part in grads):
-                raise ValueError(
-                    f"{name[0].upper()}{name[1:]} must be a tree like the model, got a tuple with "
-                    "such a tree in it. Unpack it, as in `loss, grads = "
-                    "eqx.filter_value_and_grad(loss_fn)(model, x, y)`."
-                ) from None
-            verb = "do" if name.endswith("s") else "does"
-            differ = first_difference(grads, self.params, (name, "the model"))
-            swapped = all(tree.is_array(x) for x in self.leaves) and not all(
-                tree.is_array(x) for x in jax.tree.leaves(grads)
-            )
-            if swapped and name == "the gradients":
-                raise ValueError(
-                    f"The model and its gradients are swapped: {differ}. The model comes first: "
-                    "`opt.step(model, grads)`."
-                ) from None
-            raise ValueError(
-                f"{name[0].upper()}{name[1:]} {verb} not have the structure of the model: "
-                f"{differ}. Differentiate with respect to the model that you pass, for example "
-                "with `eqx.filter_grad(loss)(model)`."
-            ) from None
+        leaves = _flatten_up_to(self.structure, grads)
+        if leaves is None:
+            raise self._not_alike(grads, name)
         pairs = zip(self.paths, leaves, self.leaves, self.trainable, strict=True)
         for path, g, p, is_trainable in pairs:
             if is_trainable:
@@ -117,9 +84,45 @@ class Split(NamedTuple):
                 )
         if examples:
             _check_examples(self.paths, leaves, self.trainable)
-        return self.structure.unflatten(
-            [g if t else None for g, t in zip(leaves, self.trainable, strict=True)]
+        return self._of_trainable(leaves)
+
+    def _not_alike(self, grads: PyTree, name: str) -> Exception:
+        """The error for gradients that are no tree like the model."""
+        alone = jax.tree_util.all_leaves([grads])
+        if alone and (is_function(grads) or np.ndim(grads) == 0):
+            kind = "a function" if is_function(grads) else "a scalar, such as a loss"
+            return TypeError(
+                f"`opt.step` takes the gradients of the loss, got {kind}. Write `grads = "
+                "eqx.filter_grad(loss_fn)(model, x, y)`, or let `sl.train_step(loss_fn)` "
+                "differentiate."
+            )
+        capitalized = f"{name[0].upper()}{name[1:]}"
+        if isinstance(grads, tuple) and any(_flatten_up_to(self.structure, part) for part in grads):
+            return ValueError(
+                f"{capitalized} must be a tree like the model, got a tuple with such a tree in it. "
+                "Unpack it, as in `loss, grads = eqx.filter_value_and_grad(loss_fn)(model, x, y)`."
+            )
+        differ = first_difference(grads, self.params, (name, "the model"))
+        has_others = not all(map(tree.is_array, jax.tree.leaves(grads)))
+        if name == "the gradients" and has_others and all(map(tree.is_array, self.leaves)):
+            return ValueError(
+                f"The model and its gradients are swapped: {differ}. The model comes first: "
+                "`opt.step(model, grads)`."
+            )
+        verb = "do" if name.endswith("s") else "does"
+        return ValueError(
+            f"{capitalized} {verb} not have the structure of the model: {differ}. Differentiate "
+            "with respect to the model that you pass, for example with "
+            "`eqx.filter_grad(loss)(model)`."
         )
+
+
+def _flatten_up_to(structure: Any, tree: PyTree) -> list[Any] | None:
+    """The leaves of a tree of this structure; `None` for another one."""
+    try:
+        return structure.flatten_up_to(tree)
+    except (ValueError, TypeError):
+        return None
 
 
 def _check_gradient(path: str, grad: Any, param: Any, examples: bool) -> None:
@@ -315,11 +318,10 @@ def apply_updates(model: Model, updates: PyTree) -> Model:
     ```
     """
     leaves, structure = jax.tree.flatten(model, is_leaf=is_state_index)
-    try:
-        changes = structure.flatten_up_to(updates)
-    except (ValueError, TypeError):
+    changes = _flatten_up_to(structure, updates)
+    if changes is None:
         differ = first_difference(updates, model, ("the updates", "the model"))
-        raise ValueError(f"The updates do not have the structure of the model: {differ}.") from None
+        raise ValueError(f"The updates do not have the structure of the model: {differ}.")
     # Filters keep the contents of an `eqx.nn.StateIndex`, which are no parameters.
     changes = [None if is_state_index(x) else u for x, u in zip(leaves, changes, strict=True)]
     parts = Split(leaves, structure, tuple(u is not None for u in changes))

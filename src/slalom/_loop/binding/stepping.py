@@ -185,20 +185,16 @@ def _context(
                 f"parameters, got a {type(trees).__name__}."
             )
         keywords["per_param"] = {k: model.align(v, f"`per_param[{k!r}]`") for k, v in trees.items()}
-    extra = {name: keywords.pop(name) for name in list(keywords) if name not in KEYWORDS}
-    functions = {name: extra.pop(name) for name in FUNCTIONS if name in extra}
-    if "value_fn" in keywords:
-        functions["value_fn"] = keywords.pop("value_fn")
-    inputs: dict[str, Any] = {n: _of_params(n, fn, model) for n, fn in functions.items()}
-    residuals = extra.pop("residuals", None)
-    if residuals is not None:
-        inputs["residuals"] = _residuals(residuals, model)
-    inputs |= {name: extra.pop(name, None) for name in ("terms", "max_logits")}
-    context = Context(step=count, **keywords, **inputs, extra=extra)
+    functions = [name for name in FUNCTIONS if name in keywords]
+    for name in functions:
+        keywords[name] = _of_params(name, keywords[name], model)
+    if keywords.get("residuals") is not None:
+        keywords["residuals"] = _residuals(keywords["residuals"], model)
+    known = (*ALWAYS, *FUNCTIONS)
+    extra = {name: keywords.pop(name) for name in list(keywords) if name not in known}
+    context = Context(step=count, **keywords, extra=extra)
 
-    declared = set()
-    for part in transforms(transform):
-        declared.update(part.module.needs)
+    declared = {name for part in transforms(transform) for name in part.module.needs}
     if context.residuals is not None:
         context = _with_loss(context, declared, model.params, grads)
     for part in transforms(transform):
@@ -249,14 +245,12 @@ def _of_params(name: str, of_model: Any, model: Split) -> Callable[..., Any]:
         kind = "maps the model to the loss" if name == "value_fn" else "takes the model"
         raise TypeError(f"`{name}` must be a function that {kind}, got {of_model!r}.")
 
-    def value_fn(params: Any) -> Any:
-        return of_model(model.join(jax.tree.leaves(params)))
-
-    def grad_fn(params: Any) -> Any:
-        return model.align(value_fn(params), "the result of `grad_fn`")
-
-    def sampled_grad_fn(params: Any, key: Any) -> Any:
-        returned = of_model(model.join(jax.tree.leaves(params)), key)
+    def of_params(params: Any, *key: Any) -> Any:
+        returned = of_model(model.join(jax.tree.leaves(params)), *key)
+        if name == "value_fn":
+            return returned
+        if name == "grad_fn":
+            return model.align(returned, "the result of `grad_fn`")
         if not isinstance(returned, tuple) or len(returned) != 2:
             raise TypeError(
                 "`sampled_grad_fn` must return a pair: the gradient, and the number of terms in "
@@ -264,8 +258,7 @@ def _of_params(name: str, of_model: Any, model: Split) -> Callable[..., Any]:
             )
         return model.align(returned[0], "the result of `sampled_grad_fn`"), returned[1]
 
-    functions = {"value_fn": value_fn, "grad_fn": grad_fn, "sampled_grad_fn": sampled_grad_fn}
-    return functions[name]
+    return of_params
 
 
 def _check_shapes(transform: AbstractTransform, state: Any, params: Params) -> None:
@@ -294,12 +287,15 @@ def _refuse_switched_x64(
 ) -> None:
     """Raises an error that names the cause, if it is that x64 was switched after the binding."""
     # State like the parameters has their dtypes, which may have changed for another reason.
-    single = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, _single(p.dtype)), params)
+    singles = {"float64": np.float32, "complex128": np.complex64}
+    single = jax.tree.map(
+        lambda p: jax.ShapeDtypeStruct(p.shape, singles.get(p.dtype.name, p.dtype)), params
+    )
     fresh = jax.tree.leaves(jax.eval_shape(transform.init, single))
     held = jax.tree.leaves(state)
-    now = np.dtype(canonical_float())
-    other = np.dtype(np.float32 if now == np.float64 else np.float64)
-    before, after = ("off", "on") if now == np.float64 else ("on", "off")
+    now, other, before, after = np.dtype(np.float32), np.dtype(np.float64), "on", "off"
+    if canonical_float() == other:
+        now, other, before, after = other, now, after, before
     if len(fresh) != len(held):
         return
     for i, (old, new) in enumerate(zip(held, fresh, strict=True)):
@@ -310,10 +306,6 @@ def _refuse_switched_x64(
                 f"{now} now. Set `jax_enable_x64` once, before anything is created, or convert the "
                 "state with `opt, _ = opt.rebind(model)`."
             ) from error
-
-
-def _single(dtype: Any) -> Any:
-    return {"float64": np.float32, "complex128": np.complex64}.get(np.dtype(dtype).name, dtype)
 
 
 def _check_state(transform: AbstractTransform, old: PyTree, new: PyTree) -> list[Array]:

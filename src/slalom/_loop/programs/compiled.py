@@ -24,7 +24,7 @@ from ...tree.sharding import to_device
 from ...tree.types import PyTree, Updates
 from ..binding.loop_warnings import warn_of_unread_scale
 from ..binding.model import split
-from ..binding.stepping import advance
+from ..binding.stepping import advance, check_readable
 from .arguments import Flags
 from .program import Program
 
@@ -107,7 +107,7 @@ def _keep(key: Hashable, family: Family, source: Any) -> None:
 
 
 def reading(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Compiles a function of an optimizer.
+    """Compiles a function of an optimizer that was not donated.
 
     For an optimizer of shapes it returns shapes, and for one that was created under `vmap` a value
     for each run.
@@ -121,6 +121,7 @@ def reading(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     clear_with_functions(compiled.clear_cache)
 
     def read(opt: Any) -> Any:
+        check_readable(opt)
         is_abstract = isinstance(opt.arrays.count, jax.ShapeDtypeStruct)
         return jax.eval_shape(of_runs, opt) if is_abstract else compiled(opt)
 

@@ -22,13 +22,8 @@ _c: Any = importlib.import_module("_signal")
 _MAIN = threading.main_thread()
 
 
-def _numbers() -> list[int]:
-    """The signals that may have a handler."""
-    without_handler = {getattr(signal, name, None) for name in ("SIGKILL", "SIGSTOP")}
-    return [int(number) for number in signal.valid_signals() if number not in without_handler]
-
-
-_SIGNALS = _numbers()
+_WITHOUT_HANDLER = {getattr(signal, name, None) for name in ("SIGKILL", "SIGSTOP")}
+_SIGNALS = [int(number) for number in signal.valid_signals() - _WITHOUT_HANDLER]
 
 
 class HeldSignals:
@@ -61,14 +56,11 @@ class HeldSignals:
                     self._handlers[number] = handler
                     _c.signal(number, self._handle)
         except BaseException:  # of a handler that does not wait yet
-            self._restore()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._restore()
-
-    def _restore(self) -> None:
         for number, handler in self._handlers.items():
             if _c.getsignal(number) == self._handle:
                 _c.signal(number, handler)

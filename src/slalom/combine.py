@@ -6,7 +6,7 @@ their gradients, to one weight per term. The gradient of the step is that of the
 
 import abc
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import equinox as eqx
 import jax
@@ -20,6 +20,8 @@ from ._core.protocol.context import Context
 from ._core.protocol.parts import AbstractDeclared
 from .tree.dtypes import canonical_float
 from .tree.types import PyTree
+
+Weights: TypeAlias = Float[Array, " terms"]
 
 
 class Terms(eqx.Module):
@@ -56,9 +58,7 @@ class AbstractCombination(AbstractDeclared):
         del number
 
     @abc.abstractmethod
-    def weigh(
-        self, now: SimpleNamespace, terms: Terms, state: PyTree
-    ) -> tuple[Float[Array, " terms"], Any]:
+    def weigh(self, now: SimpleNamespace, terms: Terms, state: PyTree) -> tuple[Weights, Any]:
         """The weights of a step.
 
         **Arguments:**
@@ -70,26 +70,24 @@ class AbstractCombination(AbstractDeclared):
         **Returns:** one weight per term, and the new state.
         """
 
-    def at_step(
-        self, terms: Terms, state: PyTree, context: Context | None
-    ) -> tuple[Float[Array, " terms"], Any]:
+    def at_step(self, terms: Terms, state: PyTree, context: Context | None) -> tuple[Weights, Any]:
         """Calls `weigh` with the hyperparameters of the step, all in the dtype of the losses."""
         dtype = terms.losses.dtype
 
         def cast(x: PyTree) -> PyTree:
             return jnp.asarray(x, dtype) if jnp.issubdtype(jnp.result_type(x), jnp.inexact) else x
 
-        numbers = read_numbers(self, context)
-        now = SimpleNamespace(**{name: cast(x) for name, x in numbers.items()})
-        cast_terms = Terms(terms.losses, None if terms.gram is None else cast(terms.gram))
-        weights, new = self.weigh(now, cast_terms, jax.tree.map(cast, state))
+        inputs = read_numbers(self, context), terms, state
+        numbers, cast_terms, cast_state = jax.tree.map(cast, inputs)
+        weights, new = self.weigh(SimpleNamespace(**numbers), cast_terms, cast_state)
         return cast(weights), tree.cast_like(new, state)
 
 
-def normalized(gram: Float[Array, "terms terms"]) -> Float[Array, "terms terms"]:
-    """The matrix divided by its trace; 0 if there is nothing to divide."""
-    trace = jnp.trace(gram)
-    return gram / jnp.where(trace == 0, 1, trace)
+def _normalized_gram(terms: Terms) -> Float[Array, "terms terms"]:
+    """The Gram matrix divided by its trace; 0 if there is nothing to divide."""
+    assert terms.gram is not None
+    trace = jnp.trace(terms.gram)
+    return terms.gram / jnp.where(trace == 0, 1, trace)
 
 
 def _as_weights(weights: object) -> Any:
@@ -121,9 +119,7 @@ class Fixed(AbstractCombination):
                 f"Fixed.weights has shape {self.weights.shape}, and there are {number} terms."
             )
 
-    def weigh(
-        self, now: SimpleNamespace, terms: Terms, state: PyTree
-    ) -> tuple[Float[Array, " terms"], Any]:
+    def weigh(self, now: SimpleNamespace, terms: Terms, state: PyTree) -> tuple[Weights, Any]:
         return self.weights, state
 
 
@@ -179,7 +175,7 @@ class ReLoBRaLo(AbstractKeyed, AbstractCombination):
 
     def weigh(
         self, now: SimpleNamespace, terms: Terms, state: ReLoBRaLoState
-    ) -> tuple[Float[Array, " terms"], ReLoBRaLoState]:
+    ) -> tuple[Weights, ReLoBRaLoState]:
         losses = terms.losses
         number = losses.shape[0]
         is_finite = jnp.all(jnp.isfinite(losses))
@@ -220,11 +216,8 @@ class UPGrad(AbstractCombination):
 
     regularization: fields.Number = fields.hyperparameter(1e-4, within="(0, inf)")
 
-    def weigh(
-        self, now: SimpleNamespace, terms: Terms, state: PyTree
-    ) -> tuple[Float[Array, " terms"], Any]:
-        assert terms.gram is not None
-        gram = normalized(terms.gram)
+    def weigh(self, now: SimpleNamespace, terms: Terms, state: PyTree) -> tuple[Weights, Any]:
+        gram = _normalized_gram(terms)
         number = gram.shape[0]
         gram = gram + now.regularization * jnp.eye(number, dtype=gram.dtype)
         least = jnp.eye(number, dtype=gram.dtype) / number
@@ -254,14 +247,10 @@ class MGDA(AbstractCombination):
     tol: fields.Number = fields.hyperparameter(1e-3, within="[0, inf)")
     max_steps: int = fields.count_field(100)
 
-    def weigh(
-        self, now: SimpleNamespace, terms: Terms, state: PyTree
-    ) -> tuple[Float[Array, " terms"], Any]:
-        gram = terms.gram
-        assert gram is not None
-        number = gram.shape[0]
+    def weigh(self, now: SimpleNamespace, terms: Terms, state: PyTree) -> tuple[Weights, Any]:
         # A common factor changes nothing, and squares may overflow.
-        gram = normalized(gram)
+        gram = _normalized_gram(terms)
+        number = gram.shape[0]
 
         def improve(carry: tuple[Array, ...]) -> tuple[Array, ...]:
             n, weights, _ = carry
@@ -313,7 +302,7 @@ class PCGrad(AbstractKeyed, AbstractCombination):
 
     def weigh(
         self, now: SimpleNamespace, terms: Terms, state: PCGradState
-    ) -> tuple[Float[Array, " terms"], PCGradState]:
+    ) -> tuple[Weights, PCGradState]:
         gram = terms.gram
         assert gram is not None
         number = gram.shape[0]

@@ -18,7 +18,7 @@ from ..._core.text.messages import advise_positions
 from ..._core.text.printing import AbstractPrinted, Call
 from ...tree.packed import holds_arrays, unpack
 from ...tree.sharding import to_device, to_memory_of
-from ...tree.types import Params, PyTree, Tracer
+from ...tree.types import PyTree, Tracer
 from ..programs.compiled import EvalInputs, compiled_evaluation, reading
 from ..reports.describe import Description, as_html, describe, metrics, summary
 from ..reports.plots import plot_schedules
@@ -175,21 +175,13 @@ class AbstractOptimizer(AbstractPrinted):
                 "`sl.contrib.ivon`."
             )
 
-        def drawn(transform: AbstractTransform, state: Any, params: Params) -> Params:
-            loss = loss_of(transform, state, Context(step=self.count), params)
-            return sampled_params(loss, params, key)
-
-        return self._with_params(model, drawn)
-
-    def _with_params(
-        self, model: Model, new: Callable[[AbstractTransform, Any, Params], Params]
-    ) -> Model:
-        """The model with other parameters, made on the device from the state and its own."""
         whole = split(model, self.binding.trainable)
         check_bound(whole.params, self.binding.params)
         check_readable(self)
-        params = new(self.transform, to_device(self.state), to_device(whole.params))
-        return whole.join(jax.tree.leaves(to_memory_of(whole.params, params)))
+        params = to_device(whole.params)
+        loss = loss_of(self.transform, to_device(self.state), Context(step=self.count), params)
+        drawn = to_memory_of(whole.params, sampled_params(loss, params, key))
+        return whole.join(jax.tree.leaves(drawn))
 
     def _map_state(
         self, function: Callable[[Any], Any], other: Callable[[Any], Any] | None

@@ -84,11 +84,10 @@ def init_state(transform: AbstractTransform[Any], params: Params) -> Any:
     def init_on_host(params: Params) -> Any:
         state = transform.init(to_device(params))
         leaves, structure = jax.tree.flatten(state)
-        places = slots(transform, state, [*named])
         marks = (PARAM_LIKE, PER_PARAM, SPREAD)
-        visits = [slot.mark in marks and slot.param in on_host for slot in places]
+        pairs = zip(leaves, slots(transform, state, [*named]), strict=True)
         return structure.unflatten(
-            [to_host(x) if visit else x for x, visit in zip(leaves, visits, strict=True)]
+            [to_host(x) if s.mark in marks and s.param in on_host else x for x, s in pairs]
         )
 
     def put(x: Any, sharding: NamedSharding) -> Any:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
 from jaxtyping import Array
 
 from ..._core.protocol.bases import params_to_evaluate
@@ -25,7 +24,7 @@ from ...tree.types import PyTree, Updates
 from ..binding.loop_warnings import warn_of_unread_scale
 from ..binding.model import split
 from ..binding.stepping import advance, check_readable
-from .arguments import Flags
+from .arguments import Flags, Homes
 from .program import Program
 
 if TYPE_CHECKING:
@@ -155,13 +154,12 @@ def trainable(inputs: Any) -> Flags:
     return {"model": split(inputs.model, inputs.opt.binding.trainable).flags}
 
 
-def homes(inputs: Any, *, model: bool = True) -> tuple[NamedSharding | None, ...]:
+def homes(inputs: Any, *, model: bool = True, state: bool = True) -> Homes:
     """The shardings at binding of the leaves that a step changes. Tracers do not show them."""
-    binding = inputs.opt.binding
-    if binding.sharding is None:
+    known = inputs.opt.binding.sharding
+    if known is None:
         return ()
-    state = binding.sharding.state
-    return (*binding.sharding.params, *state) if model else state
+    return (*(known.params if model else ()), *(known.state if state else ()))
 
 
 def _step(inputs: StepInputs) -> tuple[list[Array], None]:
@@ -196,11 +194,7 @@ def _evaluate(inputs: EvalInputs) -> tuple[list[Array], None]:
     return jax.tree.leaves(params), None
 
 
-def _homes_of_params(inputs: EvalInputs) -> tuple[NamedSharding | None, ...]:
-    sharding = inputs.opt.binding.sharding
-    return () if sharding is None else tuple(sharding.params)
-
-
+_homes_of_params = functools.partial(homes, state=False)
 compiled_evaluation = Program(_evaluate, trainable, homes=_homes_of_params, family=family_of)
 compiled_step = Program(
     _step,

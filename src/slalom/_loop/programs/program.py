@@ -51,6 +51,7 @@ from .arguments import (
 from .interrupts import compiling
 
 MOST_SIGNATURES = 512
+_CALLBACK = "pure_callback"
 _STATIC, _CONCRETE, _TRACED, _FOREIGN = 0, 1, 2, 3
 _kinds: dict[type, int] = {}
 
@@ -353,10 +354,6 @@ def _donated_earlier(arguments: PyTree) -> str:
 
 def _has_runtime_checks(jaxpr: Any) -> bool:
     """Whether a program contains `eqx.error_if`, which calls back to the host to raise."""
-    for equation in equations(jaxpr):
-        if equation.primitive.name == "pure_callback":
-            callback = equation.params.get("callback")
-            function = getattr(callback, "callback_func", callback)
-            if getattr(function, "__module__", "") == eqx.error_if.__module__:
-                return True
-    return False
+    calls = (e.params.get("callback") for e in equations(jaxpr) if e.primitive.name == _CALLBACK)
+    functions = (getattr(callback, "callback_func", callback) for callback in calls)
+    return any(getattr(f, "__module__", "") == eqx.error_if.__module__ for f in functions)

@@ -72,6 +72,8 @@ class _Point(NamedTuple):
     """The parameters as one vector: each operation on it is one kernel for all leaves."""
     gradient: Float[Array, " params"]
     """The gradient along the sets of `.project`."""
+    sizes: Float[Array, " params"]
+    """The largest size so far of every number among the parameters."""
 
 
 class _Carry(NamedTuple):
@@ -79,8 +81,6 @@ class _Carry(NamedTuple):
     opt: Optimizer
     last: _Point
     """The point of the last evaluation."""
-    sizes: Float[Array, " params"]
-    """The largest size so far of every number among the parameters."""
     steps: Array
     evaluations: Array
     idle: Array
@@ -113,8 +113,7 @@ class Solver(NamedTuple):
         start = _Carry(
             params=params,
             opt=self.problem.opt,
-            last=_Point(value, x, jnp.zeros_like(x)),
-            sizes=jnp.zeros_like(x),
+            last=_Point(value, x, jnp.zeros_like(x), jnp.zeros_like(x)),
             steps=zero,
             evaluations=zero,
             idle=zero,
@@ -132,14 +131,14 @@ class Solver(NamedTuple):
         root = self._root(c)
         value, grads, known, evaluations = self._evaluate(c, root)
         along = along_sets(root, c.params, grads)
-        now = _Point(value.astype(c.last.value.dtype), self._vector(c.params), self._vector(along))
-        sizes = jnp.maximum(c.sizes, self._vector(map(jnp.abs, c.params)))
+        value = value.astype(c.last.value.dtype)
+        sizes = jnp.maximum(c.last.sizes, self._vector(map(jnp.abs, c.params)))
+        now = _Point(value, self._vector(c.params), self._vector(along), sizes)
         can_move = self._can_move(root, grads, along)
         residuals: Residuals | None = known.get("residuals")
-        code, unchecked, products = self._reason(c, now, sizes, can_move, residuals)
+        code, unchecked, products = self._reason(c, now, can_move, residuals)
         c = c._replace(
             last=now,
-            sizes=sizes,
             code=code,
             unchecked=unchecked,
             evaluations=c.evaluations + evaluations + products,
@@ -203,7 +202,7 @@ class Solver(NamedTuple):
         return value, found, known, jnp.where(is_known, 0, 1)
 
     def _reason(
-        self, c: _Carry, now: _Point, sizes: Array, can_move: Array, residuals: Residuals | None
+        self, c: _Carry, now: _Point, can_move: Array, residuals: Residuals | None
     ) -> tuple[Array, Array, Array]:
         """The position of the reason to stop, or −1, the steps until Newton's step may be computed
         again, and how many evaluations it took."""
@@ -212,7 +211,7 @@ class Solver(NamedTuple):
         change, still, ahead = self._last_step(c, now, tols.ftol.astype(value.dtype) * value)
         moved = (c.idle == 0) & (c.steps > 0)
         short, flat, rounded, finite = self._everywhere(
-            c, now, sizes, jnp.where(moved, ahead, 0), tols, residuals
+            c, now, jnp.where(moved, ahead, 0), tols, residuals
         )
         # A small learning rate or a large damping hardly changes the slope.
         telling = moved & (ahead <= 1)
@@ -220,7 +219,7 @@ class Solver(NamedTuple):
         claims = (telling & (change | short)) | (moved & still & change) | (c.idle > 0)
         claims |= rounded
         checked = claims & (c.unchecked == 0) & (c.code < 0)
-        found = self._newton(c, now, sizes, can_move, residuals, checked)
+        found = self._newton(c, now, can_move, residuals, checked)
         # As Gill, Murray and Wright: where the loss has its digits, the parameters have half.
         least = (tols.ftol.astype(value.dtype) * value).astype(found.decrease.dtype)
         longest = jnp.maximum(tols.xtol, jnp.finfo(value.dtype).eps ** 0.5)
@@ -264,14 +263,14 @@ class Solver(NamedTuple):
         self,
         c: _Carry,
         now: _Point,
-        sizes: Array,
         ahead: Array,
         tols: SimpleNamespace,
         residuals: Residuals | None,
     ) -> Bool[Array, "4"]:
         """Whether the last step hardly changed the parameters; whether the gradient is 0 relative
         to the loss and the parameters, or by rounding; and whether it is finite."""
-        dtype, lengths, slopes = sizes.dtype, jnp.abs(now.x - c.last.x), jnp.abs(now.gradient)
+        sizes, dtype = now.sizes, now.sizes.dtype
+        lengths, slopes = jnp.abs(now.x - c.last.x), jnp.abs(now.gradient)
         short = lengths <= tols.xtol.astype(dtype) * sizes
         scales = jnp.maximum(sizes, lengths * ahead.astype(dtype))
         least = (tols.gtol * jnp.abs(now.value)).astype(dtype)
@@ -289,13 +288,12 @@ class Solver(NamedTuple):
         self,
         c: _Carry,
         now: _Point,
-        sizes: Array,
         can_move: Array,
         residuals: Residuals | None,
         wanted: Array,
     ) -> Newton:
         """Newton's step in units of the sizes, over the parameters that can move."""
-        params, gradient = c.params, now.gradient
+        params, gradient, sizes = c.params, now.gradient, now.sizes
         largest = jnp.where(sizes > 0, sizes, 1)
         # A size may have shrunk by many digits since the start.
         now_sizes = self._vector(map(jnp.abs, params))

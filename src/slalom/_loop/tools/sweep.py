@@ -250,16 +250,14 @@ class _Runs:
     """Runs that differ in some hyperparameters, stacked along the first axis of their arrays."""
 
     def __init__(self, start: Run, advance: Callable[[Run, tuple[Any, ...]], tuple[Run, Array]]):
-        whole = split(start.model, start.opt.binding.trainable)
         # Arrays that no step changes are not repeated for each run.
-        self._varies = Run(
-            whole.flags,
+        self._varies = varies = Run(
+            split(start.model, start.opt.binding.trainable).flags,
             jax.tree.map(lambda _: True, start.opt),
             jax.tree.map(eqx.is_array, start.model_state),
         )
         self._start = start
-        fixed = eqx.filter(start, self._varies, inverse=True)
-        varies = self._varies
+        self._fixed = eqx.filter(start, varies, inverse=True)
 
         def sweep_step(inputs: SweepInputs) -> tuple[list[Array], Float[Array, " runs"]]:
             def one(varying: Run) -> tuple[list[Array], Array]:
@@ -268,11 +266,8 @@ class _Runs:
 
             return jax.vmap(one)(inputs.varying)
 
-        def carried(inputs: SweepInputs) -> Flags:
-            return {"varying": True}
-
-        self._fixed = fixed
-        self._program = Program(sweep_step, carried, donated=carried)
+        flags: Flags = {"varying": True}
+        self._program = Program(sweep_step, lambda _: flags, donated=lambda _: flags)
 
     def train(
         self,

@@ -191,18 +191,14 @@ def batch_of(
                 "`batch_args`."
             )
         axes = jax.tree.leaves(loss_fn.axes(args, kwargs))
-    in_states = jax.tree.leaves(
-        jax.tree.map(
-            lambda x: jax.tree.map(lambda _: is_state(x), x), (args, kwargs), is_leaf=is_state
-        )
-    )
+    are_states = jax.tree.map(is_state, (args, kwargs), is_leaf=is_state)
+    in_states = jax.tree.leaves(jax.tree.broadcast(are_states, (args, kwargs)))
     roles = []
     sizes: dict[str, tuple[int, str]] = {}
     for i, ((_, key, *rest), x) in enumerate(leaves):
         index: Any = getattr(key, "idx", getattr(key, "key", None))
-        role = _role(x, index in keys if axes is None else bool(axes[i]))
-        if in_states[i]:
-            role = Role.WHOLE
+        holds_batch = index in keys if axes is None else bool(axes[i])
+        role = Role.WHOLE if in_states[i] else _role(x, holds_batch)
         roles.append(role)
         if role is not Role.ROWS:
             continue

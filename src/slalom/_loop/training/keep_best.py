@@ -90,7 +90,13 @@ class KeepBest(AbstractPrinted, Generic[Model]):
         min_delta: float | int = 0.0,
         minimize: bool = True,
     ):
-        _check_options(patience, min_delta, minimize)
+        if patience is not None:
+            check_int("KeepBest.patience", patience, 1, " or None")
+        if not isinstance(min_delta, int | float) or isinstance(min_delta, bool):
+            raise TypeError(f"KeepBest.min_delta must be a number, got {min_delta!r}.")
+        if not 0 <= min_delta < math.inf:
+            raise ValueError(f"KeepBest.min_delta must be in [0, inf), got {min_delta}.")
+        check_bool("KeepBest.minimize", minimize)
         self.patience, self.min_delta, self.minimize = patience, float(min_delta), minimize
         self.arrays = jax.tree.map(lambda x: jnp.copy(strong(x)), pack(model))
         self.value = jnp.array(math.inf if minimize else -math.inf, canonical_float())
@@ -202,13 +208,3 @@ def _checked_value(value: Any) -> Any:
             "example with `jnp.mean`. For several runs at once, call it under `jax.vmap`."
         )
     return value
-
-
-def _check_options(patience: Any, min_delta: Any, minimize: Any) -> None:
-    if patience is not None:
-        check_int("KeepBest.patience", patience, 1, " or None")
-    if not isinstance(min_delta, int | float) or isinstance(min_delta, bool):
-        raise TypeError(f"KeepBest.min_delta must be a number, got {min_delta!r}.")
-    if not 0 <= min_delta < math.inf:
-        raise ValueError(f"KeepBest.min_delta must be in [0, inf), got {min_delta}.")
-    check_bool("KeepBest.minimize", minimize)

@@ -97,14 +97,6 @@ def _is_leaf(x: Any) -> bool:
     return jax.tree_util.all_leaves([x])
 
 
-Leaves: TypeAlias = list[Any]
-"""Leaves of the arguments: arrays, tracers and static values."""
-
-Structure: TypeAlias = Any
-"""A `jax.tree_util.PyTreeDef`, which type checkers see as a variable."""
-
-Positions: TypeAlias = tuple[int, ...]
-
 Homes: TypeAlias = tuple[NamedSharding | None, ...]
 
 Arguments = TypeVar("Arguments")
@@ -112,7 +104,7 @@ Arguments = TypeVar("Arguments")
 
 Other = TypeVar("Other")
 
-Body: TypeAlias = Callable[[Arguments], tuple[Leaves, Other]]
+Body: TypeAlias = Callable[[Arguments], tuple[list[Any], Other]]
 """Maps the arguments to the new values of the carried leaves, in order, and to any other tree."""
 
 
@@ -148,10 +140,10 @@ class Signature:
 
     def __init__(
         self,
-        structure: Structure,
+        structure: Any,
         statics: dict[int, Any],
-        carried: Positions,
-        donated: Positions,
+        carried: tuple[int, ...],
+        donated: tuple[int, ...],
         shardings: Homes = (),
         forget: Callable[[Any], None] = lambda dead: None,
     ):
@@ -176,11 +168,11 @@ class Signature:
         """The static leaves, by position. They live as long as the arguments of a call."""
         return {i: get() for i, get in self._statics.items()}
 
-    def separate(self, leaves: Leaves) -> tuple[Leaves, Leaves]:
+    def separate(self, leaves: list[Any]) -> tuple[list[Any], list[Any]]:
         """The arrays to donate among the leaves, and the other arrays."""
         return [leaves[i] for i in self.donated], [leaves[i] for i in self.kept]
 
-    def arguments(self, donated: Leaves, kept: Leaves) -> PyTree:
+    def arguments(self, donated: list[Any], kept: list[Any]) -> PyTree:
         """Undoes `separate`: the arguments as the caller passed them."""
         statics = self.statics
         leaves = [statics.get(i) for i in range(self.structure.num_leaves)]
@@ -189,7 +181,7 @@ class Signature:
                 leaves[i] = array
         return self.structure.unflatten(leaves)
 
-    def run(self, body: Body, arguments: PyTree, homes: Homes = ()) -> tuple[Leaves, PyTree]:
+    def run(self, body: Body, arguments: PyTree, homes: Homes = ()) -> tuple[list[Any], PyTree]:
         """Calls the body, and returns new values of `results` and its other result.
 
         Carried leaves in the memory of the host are copied to the device, where all is computed.

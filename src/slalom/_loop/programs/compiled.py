@@ -196,13 +196,7 @@ def _evaluate(inputs: EvalInputs) -> tuple[list[Array], None]:
 
 _homes_of_params = functools.partial(homes, state=False)
 compiled_evaluation = Program(_evaluate, trainable, homes=_homes_of_params, family=family_of)
-compiled_step = Program(
-    _step,
-    carried,
-    homes=homes,
-    watched="opt.step",
-    family=family_of,
-)
+compiled_step = Program(_step, carried, homes=homes, watched="opt.step", family=family_of)
 compiled_update = Program(
     _update,
     functools.partial(carried, model=False),

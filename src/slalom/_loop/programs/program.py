@@ -34,20 +34,7 @@ from ...tree.types import Tracer, is_deleted, under_jit
 from ..binding.binding import named_leaves
 from ..binding.loop_warnings import watch
 from ..binding.model import strong
-from .arguments import (
-    Arguments,
-    Body,
-    Flags,
-    Homes,
-    Leaves,
-    Other,
-    Positions,
-    Signature,
-    Structure,
-    flagged,
-    identity,
-    innermost,
-)
+from .arguments import Arguments, Body, Flags, Homes, Other, Signature, flagged, identity, innermost
 from .interrupts import compiling
 
 MOST_SIGNATURES = 512
@@ -71,7 +58,7 @@ Convert it first, such as by `x.astype(np.float32)`, or leave it out of the argu
 
 
 class _HasRuntimeChecks(Exception):
-    """Leaves a trace whose program `eqx.filter_jit` must compile."""
+    """list[Any] a trace whose program `eqx.filter_jit` must compile."""
 
 
 class Program(Generic[Arguments, Other]):
@@ -157,8 +144,8 @@ class Program(Generic[Arguments, Other]):
         return signature.compiled.lower(*signature.separate(leaves))
 
     def _checked(
-        self, signature: Signature, arguments: Arguments, leaves: Leaves
-    ) -> tuple[Leaves, Leaves]:
+        self, signature: Signature, arguments: Arguments, leaves: list[Any]
+    ) -> tuple[list[Any], list[Any]]:
         """The arrays to donate and the others. Raises an error if some were donated earlier."""
         carried = signature.carried
         if self._watched is not None:
@@ -177,7 +164,7 @@ class Program(Generic[Arguments, Other]):
         return signature.separate(leaves)
 
     def _inline(
-        self, arguments: Arguments, leaves: Leaves, structure: Structure, kinds: list[int]
+        self, arguments: Arguments, leaves: list[Any], structure: Any, kinds: list[int]
     ) -> tuple[Signature, Any]:
         """A call under an outer transformation, where nothing is donated."""
         traced = (x for x, kind in zip(leaves, kinds, strict=True) if kind == _TRACED)
@@ -194,11 +181,7 @@ class Program(Generic[Arguments, Other]):
             return signature, signature.run(self._body, arguments)
 
     def _signature(
-        self,
-        arguments: Arguments,
-        leaves: Leaves,
-        structure: Structure,
-        kinds: list[int],
+        self, arguments: Arguments, leaves: list[Any], structure: Any, kinds: list[int]
     ) -> Signature:
         statics = {i: leaves[i] for i, kind in enumerate(kinds) if kind == _STATIC}
         key = _key(arguments, statics, structure)
@@ -227,10 +210,10 @@ class Program(Generic[Arguments, Other]):
 
     def _positions(
         self, arguments: Arguments, statics: dict[int, Any]
-    ) -> tuple[Positions, Positions]:
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The positions of the leaves that are carried, and of those that are donated."""
 
-        def of(flags: Flags) -> Positions:
+        def of(flags: Flags) -> tuple[int, ...]:
             leaves = enumerate(flagged(arguments, flags))
             return tuple(i for i, flag in leaves if flag and i not in statics)
 
@@ -252,12 +235,12 @@ class Program(Generic[Arguments, Other]):
         of_this = weakref.ref(signature)
         body = self._body
 
-        def run(donated: Leaves, kept: Leaves) -> PyTree:
+        def run(donated: list[Any], kept: list[Any]) -> PyTree:
             now = of_this()
             assert now is not None
             return pack(now.run(body, now.arguments(donated, kept)))
 
-        def program(donated: Leaves, kept: Leaves) -> PyTree:
+        def program(donated: list[Any], kept: list[Any]) -> PyTree:
             compiling()
             # Traced here and inlined below, so that the body runs once and its program can be
             # searched for runtime checks before it is compiled. The trace of a new object is not
@@ -281,7 +264,7 @@ class _Signatures(dict[Hashable, Signature]):
     __slots__ = ("__weakref__",)
 
 
-def _key(arguments: PyTree, statics: dict[int, Any], structure: Structure) -> Hashable:
+def _key(arguments: PyTree, statics: dict[int, Any], structure: Any) -> Hashable:
     # With the types: 1 == True == 1.0 would otherwise share a program.
     key = (structure, tuple((i, type(x), identity(x)) for i, x in statics.items()))
     try:
@@ -297,7 +280,7 @@ def _key(arguments: PyTree, statics: dict[int, Any], structure: Structure) -> Ha
     return key
 
 
-def _with_arrays(arguments: Arguments) -> tuple[Leaves, list[int], Arguments]:
+def _with_arrays(arguments: Arguments) -> tuple[list[Any], list[int], Arguments]:
     """The leaves, their kinds, and the arguments, with tensors of other libraries as arrays."""
     named, structure = jax.tree_util.tree_flatten_with_path(arguments)
     leaves = [_as_array(path, x) if _leaf_kind(x) == _FOREIGN else x for path, x in named]
@@ -331,7 +314,7 @@ def _leaf_kind(x: object) -> int:
     return kind
 
 
-def _unshared(donated: Leaves, kept: Leaves) -> Leaves:
+def _unshared(donated: list[Any], kept: list[Any]) -> list[Any]:
     """The arrays to donate, with copies of arrays that occur twice or are also kept."""
     identities = {id(x) for x in donated}
     if len(identities) == len(donated) and identities.isdisjoint(map(id, kept)):

@@ -184,11 +184,8 @@ class OutputLoss(AbstractCurvatureLoss):
         return Residuals((_OutputBlock(rows, shared, self, len(inputs)),))
 
     def axes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PyTree:
-        def label(data: Any) -> Any:
-            (flags,) = with_examples((data,), (True,))
-            return jax.tree.map(lambda has: "outputs" if has else WHOLE, flags)
-
-        return tuple(map(label, args)), {name: label(x) for name, x in kwargs.items()}
+        leaves = (args, dict(kwargs))
+        return jax.tree.map(lambda x: "outputs" if tree.is_array(x) else WHOLE, leaves)
 
 
 class _OutputBlock(AbstractBlock):
@@ -200,14 +197,12 @@ class _OutputBlock(AbstractBlock):
     num_inputs: int = eqx.field(static=True)
 
     def outputs(self, params: PyTree, row: PyTree) -> Float[Array, " outputs"]:
-        z = self._outputs(params, row)
+        inputs = eqx.combine(row, self.shared)[: self.num_inputs]
+        z = self.loss.outputs_fn(params, *inputs)
         if not tree.is_inexact(z) or jnp.iscomplexobj(z):
             kind = f"dtype {z.dtype}" if tree.is_array(z) else f"type {type(z).__name__}"
             raise TypeError(f"`outputs_fn` must return a real floating array, got {kind}.")
         return z.reshape(-1)
-
-    def _outputs(self, params: PyTree, row: PyTree) -> Any:
-        return self.loss.outputs_fn(params, *eqx.combine(row, self.shared)[: self.num_inputs])
 
     def local(self, outputs: Float[Array, "examples outputs"]) -> Local:
         number, dtype = outputs.shape[0], outputs.dtype

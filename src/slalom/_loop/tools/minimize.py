@@ -69,11 +69,7 @@ class MinimizeResult(eqx.Module):
         return names[np.asarray(self.code)].tolist() if np.ndim(self.code) else names[self.code]
 
     def covariance(
-        self,
-        loss_fn: Any,
-        *args: Any,
-        example_weights: Any = None,
-        absolute_sigma: bool = False,
+        self, loss_fn: Any, *args: Any, example_weights: Any = None, absolute_sigma: bool = False
     ) -> Float[Array, "params params"]:
         """The covariance of the fitted parameters, as `scipy.optimize.curve_fit` estimates it.
 

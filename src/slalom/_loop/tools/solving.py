@@ -285,12 +285,7 @@ class Solver(NamedTuple):
         return jnp.all(jnp.stack([short, flat, rounded, jnp.isfinite(slopes)]), axis=1)
 
     def _newton(
-        self,
-        c: _Carry,
-        now: _Point,
-        can_move: Array,
-        residuals: Residuals | None,
-        wanted: Array,
+        self, c: _Carry, now: _Point, can_move: Array, residuals: Residuals | None, wanted: Array
     ) -> Newton:
         """Newton's step in units of the sizes, over the parameters that can move."""
         params, gradient, sizes = c.params, now.gradient, now.sizes

@@ -144,20 +144,12 @@ class Batch(NamedTuple):
 
     def with_keys(self, number: int, role: Role) -> "Batch":
         """The batch with each PRNG key split into this number of keys, which have a role."""
-        keys = [r is Role.KEY for r in self.roles]
-        return self._replace(
-            leaves=[
-                jax.random.split(x, number) if key else x
-                for x, key in zip(self.leaves, keys, strict=True)
-            ],
-            roles=tuple(role if key else r for r, key in zip(self.roles, keys, strict=True)),
-        )
 
+        def split(x: Any, r: Role) -> tuple[Any, Role]:
+            return (jax.random.split(x, number), role) if r is Role.KEY else (x, r)
 
-_NO_BATCH = (
-    "There are no arrays among the arguments after `opt` to divide into {parts}. Pass the batch to "
-    "the step: `step(model, opt, x, y)`."
-)
+        leaves, roles = zip(*map(split, self.leaves, self.roles), strict=True)
+        return self._replace(leaves=list(leaves), roles=roles)
 
 
 def batch_of(
@@ -225,7 +217,10 @@ def batch_of(
                 f"into {parts}. Remove it from `batch_args`."
             )
     if not sizes:
-        raise TypeError(_NO_BATCH.format(parts=parts))
+        raise TypeError(
+            f"There are no arrays among the arguments after `opt` to divide into {parts}. Pass the "
+            "batch to the step: `step(model, opt, x, y)`."
+        )
     different = tuple(dict.fromkeys(size for size, _ in sizes.values()))
     return Batch([x for _, x in leaves], structure, tuple(roles), different)
 

@@ -28,12 +28,7 @@ from ..programs.arguments import as_function
 from ..residual_losses import AbstractCurvatureLoss, linearized, residual_loss
 from .batch import Role
 from .batch_loss import BatchLoss
-from .loss import (
-    LossResult,
-    check_call,
-    checked_loss,
-    checked_terms,
-)
+from .loss import LossResult, check_call, checked_loss, checked_terms
 from .options import Options
 
 

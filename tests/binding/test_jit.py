@@ -257,7 +257,7 @@ def test_a_call_returns_before_its_work_is_done_also_beside_a_runtime_check():
     step = sl.train_step(loss_fn, donate=False)
     for checked in (True, False):
         step(model, sl.Optimizer(sl.sgd(0.1), model), checked)
-    signatures = [*TRAIN._signatures.values()][-2:]
+    signatures = [*TRAIN.signatures.values()][-2:]
     assert [one.compiled is one.checked for one in signatures] == [True, False]
 
 
@@ -398,7 +398,7 @@ def test_a_runtime_check_fails_with_its_own_message():
 
 def test_programs_that_pile_up_are_forgotten(monkeypatch):
     monkeypatch.setattr("slalom._loop.programs.program.MOST_SIGNATURES", 2)
-    TRAIN._signatures.clear()
+    TRAIN.signatures.clear()
     traced = []
     step = sl.train_step(lambda model, name: traced.append(name) or jnp.sum(model), donate=False)
     for name in "abcac":

@@ -16,6 +16,7 @@ that was ever passed to it, with the data in its closure. Those of optimizers di
 (`compiled.Family`).
 """
 
+import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Hashable
@@ -58,9 +59,10 @@ Convert it first, such as by `x.astype(np.float32)`, or leave it out of the argu
 
 
 class _HasRuntimeChecks(Exception):
-    """list[Any] a trace whose program `eqx.filter_jit` must compile."""
+    """Leaves a trace whose program `eqx.filter_jit` must compile."""
 
 
+@dataclasses.dataclass(eq=False)
 class Program(Generic[Arguments, Other]):
     """A function that gives some leaves of its arguments new values, compiled once per structure.
 
@@ -81,23 +83,14 @@ class Program(Generic[Arguments, Other]):
         one that lives as long as this object.
     """
 
-    def __init__(
-        self,
-        body: Body[Arguments, Other],
-        carried: Callable[[Arguments], Flags],
-        *,
-        homes: Callable[[Arguments], Homes] = lambda arguments: (),
-        donated: Callable[[Arguments], Flags] | None = None,
-        watched: str | None = None,
-        family: Callable[[Arguments], dict[Any, Any]] | None = None,
-    ):
-        self._body = body
-        self._watched = watched
-        self._carried = carried
-        self._homes = homes
-        self._donated = donated
-        self._family = family
-        self._signatures = _Signatures()
+    body: Body[Arguments, Other]
+    carried: Callable[[Arguments], Flags]
+    _: dataclasses.KW_ONLY
+    homes: Callable[[Arguments], Homes] = lambda arguments: ()
+    donated: Callable[[Arguments], Flags] | None = None
+    watched: str | None = None
+    family: Callable[[Arguments], dict[Any, Any]] | None = None
+    signatures: "_Signatures" = dataclasses.field(init=False, default_factory=lambda: _Signatures())
 
     def __call__(self, arguments: Arguments) -> tuple[Arguments, Other]:
         """The arguments with new values of the carried leaves, and the body's other result."""
@@ -148,12 +141,12 @@ class Program(Generic[Arguments, Other]):
     ) -> tuple[list[Any], list[Any]]:
         """The arrays to donate and the others. Raises an error if some were donated earlier."""
         carried = signature.carried
-        if self._watched is not None:
+        if self.watched is not None:
             if signature.calls is None:
                 loss_fn = innermost(getattr(arguments, "loss", None))
                 shapes = [np.shape(leaves[i]) for i in carried], signature.shardings
                 known = signature.structure, signature.statics, shapes
-                signature.calls = watch(self._watched, loss_fn, *known)
+                signature.calls = watch(self.watched, loss_fn, *known)
             signature.calls[0] += 1
         # A donated tree lost all its buffers at once, so two of them are enough to tell.
         if any(is_deleted(leaves[i]) for i in carried[:1] + carried[-1:]):
@@ -172,22 +165,22 @@ class Program(Generic[Arguments, Other]):
             # Not cached: a function among the arguments may hold tracers of this trace.
             statics = {i: leaves[i] for i, kind in enumerate(kinds) if kind == _STATIC}
             signature = Signature(structure, statics, *self._positions(arguments, statics))
-            return signature, signature.run(self._body, arguments, self._homes(arguments))
+            return signature, signature.run(self.body, arguments, self.homes(arguments))
         # Under an eager `vmap` or `grad`, a jit makes one program of the step.
         signature = self._signature(arguments, leaves, structure, kinds)
         try:
             return signature, signature.nested(*signature.separate(leaves))
         except _HasRuntimeChecks:
-            return signature, signature.run(self._body, arguments)
+            return signature, signature.run(self.body, arguments)
 
     def _signature(
         self, arguments: Arguments, leaves: list[Any], structure: Any, kinds: list[int]
     ) -> Signature:
         statics = {i: leaves[i] for i, kind in enumerate(kinds) if kind == _STATIC}
         key = _key(arguments, statics, structure)
-        signatures = self._signatures
-        if self._family is not None:
-            family = self._family(arguments)
+        signatures = self.signatures
+        if self.family is not None:
+            family = self.family(arguments)
             signatures = family.get(self)
             if signatures is None:
                 signatures = family[self] = _Signatures()
@@ -217,8 +210,8 @@ class Program(Generic[Arguments, Other]):
             leaves = enumerate(flagged(arguments, flags))
             return tuple(i for i, flag in leaves if flag and i not in statics)
 
-        donated = () if self._donated is None else of(self._donated(arguments))
-        return of(self._carried(arguments)), donated
+        donated = () if self.donated is None else of(self.donated(arguments))
+        return of(self.carried(arguments)), donated
 
     def _add(self, signatures: "_Signatures", key: Hashable, *parts: Any) -> Signature:
         """Adds the signature with these parts, and its functions to compile."""
@@ -233,7 +226,7 @@ class Program(Generic[Arguments, Other]):
         # The signature holds the functions, which must not hold it: without a cycle, all of it is
         # freed at once. It is alive while they are traced, as that is within a call.
         of_this = weakref.ref(signature)
-        body = self._body
+        body = self.body
 
         def run(donated: list[Any], kept: list[Any]) -> PyTree:
             now = of_this()
@@ -252,7 +245,7 @@ class Program(Generic[Arguments, Other]):
 
         program.__name__ = program.__qualname__ = body.__name__.strip("_")
         signature.nested = signature.compiled = jax.jit(program)
-        if self._donated is not None:
+        if self.donated is not None:
             signature.compiled = jax.jit(program, donate_argnums=0)
         signature.checked = eqx.filter_jit(run)
         return signature

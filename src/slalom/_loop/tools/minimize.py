@@ -245,10 +245,9 @@ def minimize(
     """
     check_int("`max_steps` of `sl.minimize`", max_steps, 1)
     check_int("`every` of `sl.minimize`", every, 1)
-    tolerances = {"ftol": ftol, "xtol": xtol, "gtol": gtol}
     tolerances = {
         name: jnp.asarray(check_number(f"minimize.{name}", x, "[0, inf)"), canonical_float())
-        for name, x in tolerances.items()
+        for name, x in (("ftol", ftol), ("xtol", xtol), ("gtol", gtol))
         if x is not None
     }
     opt = tx if isinstance(tx, Optimizer) else Optimizer(tx, model, trainable=trainable)

@@ -190,7 +190,11 @@ def batch_of(
     for i, ((_, key, *rest), x) in enumerate(leaves):
         index: Any = getattr(key, "idx", getattr(key, "key", None))
         holds_batch = index in keys if axes is None else bool(axes[i])
-        role = Role.WHOLE if in_states[i] else _role(x, holds_batch)
+        role = Role.ROWS if holds_batch else Role.WHOLE
+        if in_states[i] or not is_array(x):
+            role = Role.WHOLE
+        elif is_single_key(x):
+            role = Role.KEY
         roles.append(role)
         if role is not Role.ROWS:
             continue
@@ -223,14 +227,6 @@ def batch_of(
         )
     different = tuple(dict.fromkeys(size for size, _ in sizes.values()))
     return Batch([x for _, x in leaves], structure, tuple(roles), different)
-
-
-def _role(x: Any, holds_batch: bool) -> Role:
-    if not is_array(x):
-        return Role.WHOLE
-    if is_single_key(x):
-        return Role.KEY
-    return Role.ROWS if holds_batch else Role.WHOLE
 
 
 def is_single_key(x: Any) -> bool:

@@ -11,7 +11,7 @@ from ..._core.text.messages import advise_positions
 from ...tree.types import PyTree, Tracer, is_deleted
 from ..binding.model import Model
 from ..binding.optimizer import Optimizer
-from ..binding.stepping import as_keywords, check_guards, check_one_run
+from ..binding.stepping import FUNCTIONS, as_keywords, check_guards, check_one_run
 from ..programs.arguments import Flags, as_tree
 from ..programs.compiled import carried, homes
 from ..programs.interrupts import HeldSignals
@@ -231,10 +231,9 @@ class TrainStep(Generic[P, R]):
                 f"key}}`, got a {type(context).__name__}. To pass an argument of this name to the "
                 "loss, pass it by position."
             )
-        provided = {"value", "grad", "value_fn", "grad_fn", "sampled_grad_fn"}
-        provided |= {"weight"} if self.options.has_weight else set()
-        for name in context:
-            if name in provided:
+        provided = ["value", "grad", *FUNCTIONS] + ["weight"] * self.options.has_weight
+        for name in provided:
+            if name in context:
                 raise TypeError(
                     f"The training step passes '{name}' itself. Remove it from `context`."
                 )

@@ -160,25 +160,21 @@ def watch(
     if len(_last_compiled) >= _MOST_TEXTS:
         _last_compiled.clear()
     _last_compiled[key] = calls, addresses, numbers, number
-    if number == 3:
-        if numbers != last_numbers:
-            _warn_of_numbers(who, structure, numbers, last_numbers)
-        elif addresses == last_addresses:
+    if number == 3 and numbers != last_numbers:
+        _warn_of_numbers(who, structure, numbers, last_numbers)
+    elif number == 3:
+        if addresses == last_addresses:
             name = getattr(function, "__name__", type(function).__name__)
-            _warn_of_functions(who, f"the function `{name}`", "step = sl.train_step(loss_fn)")
+            what, line = f"the function `{name}`", "step = sl.train_step(loss_fn)"
         else:
-            name = f"`{functions[0]}`" if functions else "an object"
-            line = "opt = sl.Optimizer(tx, model)"
-            _warn_of_functions(who, f"{name} in its arguments", line)
+            what = f"`{functions[0]}`" if functions else "an object"
+            what, line = f"{what} in its arguments", "opt = sl.Optimizer(tx, model)"
+        warn(
+            f"`{who}` was compiled three times for arguments that look the same, and each program "
+            f"ran once: {what} is a new one each time. Create it once, before the loop, with what "
+            f"it is part of: `{line}`."
+        )
     return calls
-
-
-def _warn_of_functions(who: str, what: str, line: str) -> None:
-    warn(
-        f"`{who}` was compiled three times for arguments that look the same, and each program ran "
-        f"once: {what} is a new one each time. Create it once, before the loop, with what it is "
-        f"part of: `{line}`."
-    )
 
 
 def _warn_of_numbers(

@@ -84,8 +84,6 @@ with _checked:
         radam as radam,
         yogi as yogi,
     )
-    from .rules.adaptive.adan import ScaleByAdan as ScaleByAdan, adan as adan
-    from .rules.adaptive.ademamix import ScaleByAdemamix as ScaleByAdemamix, ademamix as ademamix
     from .rules.adaptive.adopt import ScaleByAdopt as ScaleByAdopt, adopt as adopt
     from .rules.adaptive.maxima import (
         ScaleByAdamax as ScaleByAdamax,
@@ -94,14 +92,21 @@ with _checked:
         adamaxw as adamaxw,
         amsgrad as amsgrad,
     )
-    from .rules.adaptive.novograd import ScaleByNovograd as ScaleByNovograd, novograd as novograd
+    from .rules.adaptive.more_means import (
+        ScaleByAdan as ScaleByAdan,
+        ScaleByAdemamix as ScaleByAdemamix,
+        adan as adan,
+        ademamix as ademamix,
+    )
     from .rules.adaptive.optimistic import (
         ScaleByOptimisticGradient as ScaleByOptimisticGradient,
         optimistic_adam_v2 as optimistic_adam_v2,
         optimistic_gradient_descent as optimistic_gradient_descent,
     )
-    from .rules.adaptive.stable_adam import (
+    from .rules.adaptive.per_leaf import (
+        ScaleByNovograd as ScaleByNovograd,
         ScaleByStableAdam as ScaleByStableAdam,
+        novograd as novograd,
         stable_adamw as stable_adamw,
     )
     from .rules.adaptive.trust import (
@@ -129,14 +134,15 @@ with _checked:
     from .rules.linesearch.zoom import ScaleByZoomLinesearch as ScaleByZoomLinesearch
     from .rules.low_memory.adafactor import (
         ScaleByFactoredRms as ScaleByFactoredRms,
+        ScaleBySm3 as ScaleBySm3,
         adafactor as adafactor,
+        sm3 as sm3,
     )
     from .rules.low_memory.rms import (
         ScaleByRms as ScaleByRms,
         ScaleByStddev as ScaleByStddev,
         rmsprop as rmsprop,
     )
-    from .rules.low_memory.sm3 import ScaleBySm3 as ScaleBySm3, sm3 as sm3
     from .rules.matrices.kron import ScaleByKron as ScaleByKron, kron as kron
     from .rules.matrices.matrix_norms import (
         NormalizeColumns as NormalizeColumns,

@@ -18,7 +18,7 @@ from ..._core.protocol.chain import Identity
 from ..._core.protocol.transform import AbstractTransform
 from ...rules._layout import warn_if_guessed
 from ...rules.adaptive.adam import AbstractAdam, ScaleByAdam
-from ...rules.adaptive.adan import ScaleByAdan
+from ...rules.adaptive.more_means import ScaleByAdan
 from ...rules.low_memory.adafactor import ScaleByFactoredRms
 from ...rules.low_memory.rms import ScaleByRms, ScaleByStddev
 from ...rules.matrices.kron import ScaleByKron

@@ -1,16 +1,125 @@
-"""Adam whose steps are clipped by the size of its updates: StableAdamW."""
+"""Adam with numbers of whole leaves: NovoGrad, and StableAdamW."""
 
 from typing import Any, ClassVar
 
+import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import fields, tree
-from ...tree.types import Hyperparameter, WhereLike
+from ...tree.types import Hyperparameter, Params, WhereLike
 from ...where.resolve import as_where
-from .._base import AbstractTransform, advise_keywords, chain
+from .._base import AbstractRule, AbstractTransform, advise_keywords, chain
+from ..momentum.momentum import first_moment
 from ..shaping.scale import ScaleByLearningRate
 from .adam import AbstractAdam
+
+
+class ScaleByNovogradState(eqx.Module):
+    """The state of `ScaleByNovograd`."""
+
+    age: Int[Array, "*leaves"] = fields.per_leaf()
+    nu: Float[Array, " leaves"] = fields.per_leaf()
+    mu: PyTree[Inexact[Array, "..."]] = fields.param_like()
+
+
+class ScaleByNovograd(AbstractRule[ScaleByNovogradState]):
+    """NovoGrad: momentum of gradients that are divided by a running norm of their leaf.
+
+        vₜ = β₂·vₜ₋₁ + (1 − β₂)·‖gₜ‖²,   v₁ = ‖g₁‖²
+        mₜ = β₁·mₜ₋₁ + gₜ / (√(vₜ + ε_root) + ε) + λ·p
+        uₜ = mₜ
+
+    The paper calls a leaf a layer.
+
+    **Arguments:**
+
+    - `b1`: β₁, the decay of the momentum, in [0, 1).
+    - `b2`: β₂, the decay of the mean of squares, in [0, 1).
+    - `eps`: ε, added after the root, ≥ 0.
+    - `eps_root`: ε_root, added under the root, ≥ 0.
+    - `weight_decay`: λ, ≥ 0.
+    - `mu_dtype`: the dtype in which m is stored; see `ScaleByAdam`.
+
+    ??? cite "Ginsburg et al., [Stochastic Gradient Methods with Layer-wise Adaptive Moments for
+        Training of Deep Networks](https://arxiv.org/abs/1905.11286), 2019"
+    """
+
+    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
+    b2: fields.Number = fields.hyperparameter(0.25, within="[0, 1)")
+    eps: fields.Number = fields.hyperparameter(1e-8, within="[0, inf)")
+    eps_root: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
+    weight_decay: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
+    mu_dtype: np.dtype | None = fields.dtype_field()
+
+    needs: ClassVar[tuple[str, ...]] = ("params",)
+
+    def init(self, params: Params) -> ScaleByNovogradState:
+        return ScaleByNovogradState(
+            age=tree.fresh_count(),
+            nu=jnp.zeros(len(jax.tree.leaves(params)), tree.sum_dtype(params)),
+            mu=first_moment(self, params, "b1"),
+        )
+
+    def begin(self, state):
+        state.age = tree.increment(state.age)
+
+    def measure(self, g, leaf):
+        return {"square": tree.bounded(jnp.sum(tree.abs_squared(g)))}
+
+    def finish(self, sums, state):
+        square = sums.each("square")
+        mean = self.b2 * state.nu + (1 - self.b2) * square
+        state.nu = jnp.where(state.age == 1, square, mean)
+        self.inverse_norm = 1 / (tree.root(tree.positive(state.nu) + self.eps_root) + self.eps)
+
+    def advance(self, g, leaf):
+        leaf.mu = self.b1 * leaf.mu + (g * self.inverse_norm + self.weight_decay * self.p)
+
+    def direction(self, g, leaf):
+        return leaf.mu
+
+
+@advise_keywords
+def novograd(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.25,
+    eps: Hyperparameter = 1e-6,
+    eps_root: Hyperparameter = 0.0,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+    *,
+    mu_dtype: Any | None = None,
+) -> AbstractTransform:
+    """NovoGrad: momentum of gradients that are divided by a running norm of their leaf.
+
+        p ↦ p − η·mₜ   with   mₜ = β₁·mₜ₋₁ + gₜ / (√vₜ + ε) + λ·p
+
+    v is a mean of ‖g‖².
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `b1`, `b2`, `eps`, `eps_root`: as in `ScaleByNovograd`.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `mu_dtype`: as in `ScaleByNovograd`.
+
+    **Returns:** a chain of `ScaleByNovograd` and `ScaleByLearningRate`. With `decay_where`, the
+    first is a partition of two `ScaleByNovograd`.
+
+    ??? cite "Ginsburg et al., [Stochastic Gradient Methods with Layer-wise Adaptive Moments for
+        Training of Deep Networks](https://arxiv.org/abs/1905.11286), 2019"
+    """
+    rule = ScaleByNovograd(b1, b2, eps, eps_root, weight_decay, mu_dtype)
+    if decay_where is not None:
+        # The decay enters the momentum, so it cannot be a separate link.
+        others = ScaleByNovograd(b1, b2, eps, eps_root, mu_dtype=mu_dtype)
+        rule = others.partition({as_where(decay_where): rule}, names=("decayed",))
+    return chain(rule, ScaleByLearningRate(learning_rate))
 
 
 class ScaleByStableAdam(AbstractAdam):

@@ -1,4 +1,4 @@
-"""Adam with a mean of gradient differences: Adan."""
+"""Adam with further means of gradients: AdEMAMix, and Adan."""
 
 from typing import Any, ClassVar
 
@@ -12,6 +12,133 @@ from ...tree.types import Hyperparameter, Params, WhereLike
 from .._base import AbstractRule, AbstractTransform, advise_keywords, chain
 from ..momentum.momentum import first_moment
 from ..shaping.decay import decayed_descent
+
+
+class ScaleByAdemamixState(eqx.Module):
+    """The state of `ScaleByAdemamix`."""
+
+    age: Int[Array, "*leaves"] = fields.per_leaf()
+    m1: PyTree[Inexact[Array, "..."]] = fields.param_like()
+    m2: PyTree[Inexact[Array, "..."]] = fields.param_like("exact")
+    nu: PyTree[Inexact[Array, "..."]] = fields.param_like("nonnegative")
+
+
+class ScaleByAdemamix(AbstractRule[ScaleByAdemamixState]):
+    """AdEMAMix: Adam with a second, much slower mean of gradients.
+
+        m₁,ₜ = β₁·m₁,ₜ₋₁ + (1 − β₁)·gₜ
+        m₂,ₜ = β₃·m₂,ₜ₋₁ + (1 − β₃)·gₜ
+        vₜ = β₂·vₜ₋₁ + (1 − β₂)·|gₜ|²
+        uₜ = (m̂₁,ₜ + α·m₂,ₜ) / (√(v̂ₜ + ε_root) + ε)
+
+    with m̂₁,ₜ = m₁,ₜ / (1 − β₁ᵗ) and v̂ₜ = vₜ / (1 − β₂ᵗ). The bias of m₂ is not corrected, so the
+    slow mean fills slowly.
+
+    The paper warms up α and β₃ over T steps, often the whole training. Both may be schedules:
+
+    ```python
+    >>> T = 10_000
+    >>> tx = sl.ScaleByAdemamix(
+    ...     b3=sl.schedules.linear_half_life(0.9, 0.9999, T),
+    ...     alpha=sl.schedules.linear(0.0, 5.0, T),
+    ... )
+
+    ```
+
+    The authors' code evaluates them at the number of this update, from 1; here, as in Optax,
+    update n uses `schedule(n)`, from 0.
+
+    Differs from Optax: m₂ is stored in at least float32, and `mu_dtype` does not apply to v. In
+    bfloat16 m₂ would not change at β₃ = 0.9999.
+
+    **Arguments:**
+
+    - `b1`: β₁, the decay of the fast mean, in [0, 1).
+    - `b2`: β₂, the decay of the mean of squares, in [0, 1).
+    - `b3`: β₃, the decay of the slow mean, in [0, 1). The paper suggests smaller values for less
+        than about 50 000 steps, such as 0.999.
+    - `alpha`: α, the weight of the slow mean, ≥ 0; between 4 and 10 in the paper. The default is
+        that of `optax.contrib.scale_by_ademamix`; `sl.ademamix` has a different one, as in Optax.
+    - `eps`: ε, added after the root, ≥ 0.
+    - `eps_root`: ε_root, added under the root, ≥ 0.
+    - `mu_dtype`: the dtype in which both means are stored; see `ScaleByAdam`. That of m₂ is at
+        least float32 by default.
+
+    ??? cite "Pagliardini, Ablin & Grangier, [The AdEMAMix Optimizer: Better, Faster,
+        Older](https://arxiv.org/abs/2409.03137), 2024"
+    """
+
+    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
+    b2: fields.Number = fields.hyperparameter(0.999, within="[0, 1)")
+    b3: fields.Number = fields.hyperparameter(0.9999, within="[0, 1)")
+    alpha: fields.Number = fields.hyperparameter(6.0, within="[0, inf)")
+    eps: fields.Number = fields.hyperparameter(1e-8, within="[0, inf)")
+    eps_root: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
+    mu_dtype: np.dtype | None = fields.dtype_field()
+
+    def init(self, params: Params) -> ScaleByAdemamixState:
+        return ScaleByAdemamixState(
+            age=tree.fresh_count(),
+            m1=first_moment(self, params, "b1"),
+            m2=first_moment(self, params, "b3", wide=True),
+            nu=tree.second_moment(params),
+        )
+
+    def begin(self, state):
+        age = state.age = tree.increment(state.age)
+        self.c1, self.c2, self.c3 = 1 - self.b1, 1 - self.b2, 1 - self.b3
+        self.m1_scale = tree.bias_correction(self.b1, age)
+        self.nu_scale = tree.bias_correction(self.b2, age)
+
+    def advance(self, g, leaf):
+        leaf.m1 = self.b1 * leaf.m1 + self.c1 * g
+        leaf.m2 = self.b3 * leaf.m2 + self.c3 * g
+        leaf.nu = self.b2 * leaf.nu + self.c2 * tree.bounded_square(g)
+
+    def direction(self, g, leaf):
+        divisor = tree.root(tree.positive(leaf.nu) * self.nu_scale + self.eps_root) + self.eps
+        return (self.m1_scale * leaf.m1 + self.alpha * leaf.m2) / divisor
+
+
+@advise_keywords
+def ademamix(
+    learning_rate: Hyperparameter,
+    b1: Hyperparameter = 0.9,
+    b2: Hyperparameter = 0.999,
+    b3: Hyperparameter = 0.9999,
+    alpha: Hyperparameter = 5.0,
+    eps: Hyperparameter = 1e-8,
+    eps_root: Hyperparameter = 0.0,
+    mu_dtype: Any | None = None,
+    weight_decay: Hyperparameter = 0.0,
+    decay_where: WhereLike | None = None,
+    *,
+    independent_decay: bool = False,
+) -> AbstractTransform:
+    """AdEMAMix: AdamW with a second, much slower mean of gradients.
+
+        p ↦ p − η·((m̂₁ + α·m₂) / (√v̂ + ε) + λ·p)
+
+    m₂ is the slow mean. For warm-ups of α and β₃, pass schedules: see `ScaleByAdemamix`.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `b1`, `b2`, `b3`, `alpha`, `eps`, `eps_root`, `mu_dtype`: as in `ScaleByAdemamix`.
+    - `weight_decay`: λ, ≥ 0.
+    - `decay_where`: which parameters decay: a selector, a function or a tree. Defaults to all.
+    - `independent_decay`: whether a step subtracts λ·p instead of η·λ·p, as in
+        `SubtractDecayedWeights`.
+
+    **Returns:** a chain of `ScaleByAdemamix`, `AddDecayedWeights` and `ScaleByLearningRate`.
+
+    ??? cite "Pagliardini, Ablin & Grangier, [The AdEMAMix Optimizer: Better, Faster,
+        Older](https://arxiv.org/abs/2409.03137), 2024"
+    """
+    return chain(
+        ScaleByAdemamix(b1, b2, b3, alpha, eps, eps_root, mu_dtype),
+        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
+    )
 
 
 class ScaleByAdanState(eqx.Module):

@@ -10,6 +10,7 @@ from .._core.fields.declare import Number, hyperparameter, steps
 from .._core.fields.schedule import AbstractStatefulSchedule
 from ..tree.dtypes import as_canonical, canonical_float
 from ..tree.types import Scalar, Step
+from ._common import as_step
 
 
 class ReduceOnPlateauState(eqx.Module):
@@ -88,10 +89,9 @@ class ReduceOnPlateau(AbstractStatefulSchedule):
 
     def update(self, state: ReduceOnPlateauState, context: Any) -> ReduceOnPlateauState:
         count = state.count + 1
-        mean = state.avg_value + (as_canonical(context.value) - state.avg_value) / as_canonical(
-            count
-        )
-        full = count >= jnp.asarray(self.accumulation_size, jnp.int32)
+        change = as_canonical(context.value) - state.avg_value
+        mean = state.avg_value + change / as_canonical(count)
+        full = count >= as_step(self.accumulation_size)
 
         best = state.best_value
         # The best mean is infinite at first, and inf − inf would be NaN.
@@ -100,13 +100,10 @@ class ReduceOnPlateau(AbstractStatefulSchedule):
 
         cooling = state.cooldown_count > 0
         waited = jnp.where(improved | cooling, 0, state.plateau_count + 1)
-        reduced = ~cooling & (waited >= jnp.asarray(self.patience, jnp.int32))
+        reduced = ~cooling & (waited >= as_step(self.patience))
         lower = jnp.maximum(state.scale * as_canonical(self.factor), as_canonical(self.min_scale))
-        cooldown = jnp.where(
-            reduced,
-            jnp.asarray(self.cooldown, jnp.int32),
-            jnp.maximum(state.cooldown_count - 1, 0),
-        )
+        left = jnp.maximum(state.cooldown_count - 1, 0)
+        cooldown = jnp.where(reduced, as_step(self.cooldown), left)
         return ReduceOnPlateauState(
             scale=jnp.where(full & reduced, lower, state.scale),
             best_value=jnp.where(full & improved, mean, best),

@@ -21,23 +21,19 @@ def dotted(key_path: Sequence[Any]) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class HalfKey:
-    """The key of the real or imaginary part of a complex leaf that was split into both."""
-
+class _AbstractKey:
     name: str
 
     def __str__(self) -> str:
         return self.name  # what `dotted` shows
 
 
-@dataclasses.dataclass(frozen=True)
-class CodeKey:
+class HalfKey(_AbstractKey):
+    """The key of the real or imaginary part of a complex leaf that was split into both."""
+
+
+class CodeKey(_AbstractKey):
     """The key of an array that an encoded leaf consists of."""
-
-    name: str
-
-    def __str__(self) -> str:
-        return self.name
 
 
 def whole(key_path: Sequence[Any]) -> tuple[Any, ...]:

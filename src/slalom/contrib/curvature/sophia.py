@@ -119,8 +119,7 @@ class ScaleBySophia(AbstractKeyed, AbstractTransform[ScaleBySophiaState]):
         now.mu_scale = tree.bias_correction(now.b1, age)
 
         def estimate(key_data: Array, hessian: PyTree) -> tuple[Array, PyTree]:
-            key = self._typed_key(key_data)
-            key, own = jax.random.split(key)
+            key, own = jax.random.split(self._typed_key(key_data))
             found = _ESTIMATES[self.estimator](context, params, own)
 
             def rule(now, h, new):

@@ -53,13 +53,8 @@ class ScaleByTrustRatio(AbstractRule[None]):
         return g * self.inverse * self.size
 
 
-class ScaleByParamBlockNorm(AbstractRule[None]):
-    """Multiplies the update of each leaf by the parameter's norm: u ↦ u·max(‖p‖, s).
-
-    **Arguments:**
-
-    - `min_scale`: s, ≥ 0; lets a parameter leave zero.
-    """
+class _AbstractScaleByParam(AbstractRule[None]):
+    """Multiplies the update of each leaf by the size of its parameter."""
 
     min_scale: fields.Number = fields.hyperparameter(1e-3, within="[0, inf)")
 
@@ -67,11 +62,20 @@ class ScaleByParamBlockNorm(AbstractRule[None]):
     needs: ClassVar[tuple[str, ...]] = ("params",)
     keeps_zeros: ClassVar[bool] = True
 
+
+class ScaleByParamBlockNorm(_AbstractScaleByParam):
+    """Multiplies the update of each leaf by the parameter's norm: u ↦ u·max(‖p‖, s).
+
+    **Arguments:**
+
+    - `min_scale`: s, ≥ 0; lets a parameter leave zero.
+    """
+
     def direction(self, g, leaf):
         return g * jnp.maximum(tree.norm(self.p), self.min_scale)
 
 
-class ScaleByParamBlockRms(AbstractRule[None]):
+class ScaleByParamBlockRms(_AbstractScaleByParam):
     """Multiplies the update of each leaf by the parameter's root mean square.
 
         u ↦ u·max(√(mean |p|²), s)
@@ -82,12 +86,6 @@ class ScaleByParamBlockRms(AbstractRule[None]):
 
     ??? cite "Shazeer & Stern, [Adafactor](https://arxiv.org/abs/1804.04235), 2018"
     """
-
-    min_scale: fields.Number = fields.hyperparameter(1e-3, within="[0, inf)")
-
-    over: ClassVar[str] = "leaf"
-    needs: ClassVar[tuple[str, ...]] = ("params",)
-    keeps_zeros: ClassVar[bool] = True
 
     def direction(self, g, leaf):
         return g * jnp.maximum(tree.rms(self.p), self.min_scale)

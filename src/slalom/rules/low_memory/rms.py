@@ -7,10 +7,29 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import fields, tree
-from ...tree.types import Hyperparameter, Params, Scalar
-from .._base import AbstractRule, AbstractTransform, Context, advise_keywords, chain
+from ...tree.types import Hyperparameter, Params
+from .._base import AbstractRule, AbstractTransform, Context, State, advise_keywords, chain
 from ..momentum.momentum import momentum_if_any
 from ..shaping.scale import ScaleByLearningRate
+
+
+class _AbstractRms(AbstractRule[State]):
+    """A rule that divides by the root of a mean of squares."""
+
+    decay: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
+    eps: fields.Number = fields.hyperparameter(1e-8, within="[0, inf)")
+    initial_scale: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
+    eps_in_sqrt: bool = eqx.field(default=True, static=True)
+    bias_correction: bool = eqx.field(default=False, static=True)
+
+    keeps_zeros: ClassVar[bool] = True
+
+    def _divided(self, g: Array, square: Array) -> Array:
+        """g / √(square + ε), or g / (√square + ε)."""
+        square = tree.positive(square)
+        if self.eps_in_sqrt:
+            return g / tree.root(square + self.eps)
+        return g / (tree.root(square) + self.eps)
 
 
 class ScaleByRmsState(eqx.Module):
@@ -21,7 +40,7 @@ class ScaleByRmsState(eqx.Module):
     nu: PyTree[Inexact[Array, "..."]] = fields.param_like("nonnegative")
 
 
-class ScaleByRms(AbstractRule[ScaleByRmsState]):
+class ScaleByRms(_AbstractRms[ScaleByRmsState]):
     """RMSProp: divides updates by the root of a mean of their squares.
 
         vₜ = γ·vₜ₋₁ + (1 − γ)·|gₜ|²
@@ -37,14 +56,6 @@ class ScaleByRms(AbstractRule[ScaleByRmsState]):
 
     ??? cite "Tieleman & Hinton, Lecture 6.5 of Neural Networks for Machine Learning, 2012"
     """
-
-    decay: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
-    eps: fields.Number = fields.hyperparameter(1e-8, within="[0, inf)")
-    initial_scale: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
-    eps_in_sqrt: bool = eqx.field(default=True, static=True)
-    bias_correction: bool = eqx.field(default=False, static=True)
-
-    keeps_zeros: ClassVar[bool] = True
 
     def init(self, params: Params) -> ScaleByRmsState:
         return ScaleByRmsState(
@@ -64,7 +75,7 @@ class ScaleByRms(AbstractRule[ScaleByRmsState]):
 
     def direction(self, g, leaf):
         debiased = leaf.nu if self.debias is None else leaf.nu * self.debias
-        return _divide(g, debiased, self.eps, self.eps_in_sqrt)
+        return self._divided(g, debiased)
 
 
 class ScaleByStddevState(eqx.Module):
@@ -78,7 +89,7 @@ class ScaleByStddevState(eqx.Module):
     """The variance, after bias correction if there is one."""
 
 
-class ScaleByStddev(AbstractRule[ScaleByStddevState]):
+class ScaleByStddev(_AbstractRms[ScaleByStddevState]):
     """Centered RMSProp: divides updates by their running standard deviation.
 
         Vₜ = (1 − wₜ)·(Vₜ₋₁ + wₜ·|gₜ − mₜ₋₁|²),   mₜ = mₜ₋₁ + wₜ·(gₜ − mₜ₋₁),   wₜ = 1 − γ
@@ -106,14 +117,6 @@ class ScaleByStddev(AbstractRule[ScaleByStddevState]):
         weighted mean and variance, 2009"
     """
 
-    decay: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
-    eps: fields.Number = fields.hyperparameter(1e-8, within="[0, inf)")
-    initial_scale: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
-    eps_in_sqrt: bool = eqx.field(default=True, static=True)
-    bias_correction: bool = eqx.field(default=False, static=True)
-
-    keeps_zeros: ClassVar[bool] = True
-
     def init(self, params: Params) -> ScaleByStddevState:
         return ScaleByStddevState(
             age=tree.fresh_count() if self.bias_correction else None,
@@ -135,7 +138,7 @@ class ScaleByStddev(AbstractRule[ScaleByStddevState]):
     def direction(self, g, leaf):
         # A zero variance says nothing about the size of the gradient.
         variance = jnp.where((leaf.nu == 0) & (self.eps == 0), jnp.inf, leaf.nu)
-        return _divide(g, variance, self.eps, self.eps_in_sqrt)
+        return self._divided(g, variance)
 
     def _set_weights(self, age: Int[Array, "*leaves"] | None) -> None:
         """Sets the weight w, the factors of the new variance, and 1 / (1 − w).
@@ -155,14 +158,6 @@ class ScaleByStddev(AbstractRule[ScaleByStddevState]):
         self.spread = self.weight * rest
         # Where the weight is 1, the new mean is g, and so is the old one for all that it matters.
         self.back = jnp.where(rest > 0, 1 / jnp.where(rest > 0, rest, 1), 0)
-
-
-def _divide(g: Array, square: Array, eps: Scalar, eps_in_sqrt: bool) -> Array:
-    """g / √(square + ε), or g / (√square + ε)."""
-    square = tree.positive(square)
-    if eps_in_sqrt:
-        return g / tree.root(square + eps)
-    return g / (tree.root(square) + eps)
 
 
 @advise_keywords

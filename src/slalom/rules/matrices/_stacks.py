@@ -101,10 +101,9 @@ def devices_as_text(matrices: tuple[Matrix, ...], params: Params) -> str:
     That is the share in which devices have no matrix of their own, by cost: long · short².
     """
     leaves = jax.tree.leaves(params)
-    shardings = [getattr(x, "sharding", None) for x in leaves]
-    placement = placement_of(
-        leaves, [h if isinstance(h, NamedSharding) else None for h in shardings]
-    )
+    shardings = (getattr(x, "sharding", None) for x in leaves)
+    automatic = [h if isinstance(h, NamedSharding) else None for h in shardings]
+    placement = placement_of(leaves, automatic)
     if placement is None:
         return ""
     total = useful = 0.0

@@ -65,13 +65,9 @@ class AddNoise(AbstractKeyed, AbstractTransform[AddNoiseState]):
         number = jnp.asarray(step, now.gamma.dtype) + 1
         now.sigma = tree.root(jnp.asarray(now.eta, number.dtype) * number**-now.gamma)
 
-        key = self._typed_key(state.key)
-        key, drawn = jax.random.split(key)
-
-        def rule(now, u, xi):
-            return u + now.sigma * xi
-
-        updates = tree.map_leaves(rule, (updates, normal_like(updates, drawn)), now)
+        key, drawn = jax.random.split(self._typed_key(state.key))
+        noise = normal_like(updates, drawn)
+        updates = tree.map_leaves(lambda now, u, xi: u + now.sigma * xi, (updates, noise), now)
         return updates, AddNoiseState(jax.random.key_data(key))
 
 
@@ -274,8 +270,7 @@ class DifferentiallyPrivateAggregate(AbstractKeyed, AbstractPerExampleTransform)
     ) -> tuple[Updates, DifferentiallyPrivateAggregateState]:
         now = self.at(context)
         leaves, structure = jax.tree.flatten(total)
-        key = self._typed_key(state.key)
-        key, *keys = jax.random.split(key, len(leaves) + 1)
+        key, *keys = jax.random.split(self._typed_key(state.key), len(leaves) + 1)
         noise = [_normal(k, u) for k, u in zip(keys, leaves, strict=True)]
 
         def rule(now, u, xi):

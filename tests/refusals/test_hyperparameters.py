@@ -191,7 +191,7 @@ def test_dion():
         sl.contrib.ScaleByDion(64)
     with refused(
         ValueError,
-        "ScaleByDion.scale … 'match_rms_adamw', None, got 'rms'.",
+        "ScaleByDion.scale … 'match_rms_adamw' or None, got 'rms'.",
         obvious="choose one of them",
     ):
         sl.contrib.dion(0.1, scale="rms")

@@ -1,28 +1,24 @@
 """A transform as one of Optax."""
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
 
 from .. import tree
 from .._core.fields.hyperparams import bind_numbers
 from .._core.protocol.loss import loss_of
 from .._core.protocol.parts import transforms
 from .._core.protocol.transform import AbstractTransform, require_transform
-from .._core.protocol.writer import RETURN
 from .._loop.binding.binding import Arrays, init_state, is_abstract, on_param_devices
 from .._loop.binding.model import checked_split, split, strong
 from .._loop.binding.optimizer import Optimizer
-from .._loop.binding.stepping import KEYWORDS, advance, as_keywords, check_guards
-from .._loop.programs.compiled import StepInputs, carried, homes
-from .._loop.programs.program import Program
+from .._loop.binding.stepping import KEYWORDS, as_keywords, check_guards
+from .._loop.programs.compiled import StepInputs, compiled_update
 from .._loop.reports.transform_checks import checked
-from ..tree.types import PyTree, Updates
+from ..tree.types import PyTree
 from . import _flax
 from ._optax import GradientTransformationExtraArgs, import_optax
 from ._state import ToOptaxState, as_optimizer, as_state, for_any_params, names, renamed, updated
@@ -138,31 +134,10 @@ def _updates(
             "The gradients must be floating or complex arrays, got arrays of dtype "
             f"{', '.join(kinds)}."
         )
-    structure = jax.tree.structure(seen.params)
-    opt = as_optimizer(state, structure)
-    if params is not None:
-        updates, opt = opt.update(params, grads, **keywords)
-        return updates, updated(state, opt)
+    opt = as_optimizer(state, jax.tree.structure(seen.params))
     check_guards(opt)
-    inputs = StepInputs(grads, as_keywords(keywords), None, opt)
-    after, updates = _update_without_params(inputs)
+    after, updates = compiled_update(StepInputs(grads, as_keywords(keywords), params, opt))
     return updates, updated(state, after.opt)
-
-
-def _without_params(inputs: StepInputs) -> tuple[list[Array], Updates]:
-    """Like `opt.update`, but the transform sees no parameters, as in Optax's `tx.update(g, s)`."""
-    grads, keywords = inputs.grads, inputs.keywords
-    updates, new = advance(
-        inputs.opt, split(grads, None), grads, keywords, RETURN, sees_params=False
-    )
-    return new, updates
-
-
-_update_without_params = Program(
-    _without_params,
-    functools.partial(carried, model=False),
-    homes=functools.partial(homes, model=False),
-)
 
 
 def _in_containers_of(containers: PyTree, plain: PyTree, result: PyTree) -> PyTree:

@@ -170,9 +170,12 @@ def _step(inputs: StepInputs) -> tuple[list[Array], None]:
 
 
 def _update(inputs: StepInputs) -> tuple[list[Array], Updates]:
-    model = split(to_device(inputs.model), inputs.opt.binding.trainable)
-    grads = to_device(inputs.grads)
-    updates, state = advance(inputs.opt, model, grads, inputs.keywords, RETURN)
+    grads, sees_params = to_device(inputs.grads), inputs.model is not None
+    like = to_device(inputs.model) if sees_params else grads
+    model = split(like, inputs.opt.binding.trainable)
+    updates, state = advance(
+        inputs.opt, model, grads, inputs.keywords, RETURN, sees_params=sees_params
+    )
     return state, updates
 
 

@@ -14,7 +14,6 @@ import numpy as np
 from .._core.state.marks import PER_LEAF
 from .._core.state.slots import leaves_of
 from .._core.text.messages import advise_positions
-from .._loop.reports.rebind import Side
 from ..schedules.averages import LARGEST, synthesis_weights
 from ..tree.paths import leaf_paths
 from ..tree.types import PyTree
@@ -89,26 +88,25 @@ def load(
 
 
 def layouts(file: File) -> dict[str, StateLayout]:
-    """The layouts of the optimizers in a file, by path."""
+    """The layouts of the optimizers in a file, by path.
+
+    Raises an error for an array that the file does not have, and for vectors without an entry for
+    each parameter.
+    """
     with file.parsing():
         texts = json.loads(file.text["layouts"])
         by_path = {path: layout_from_json(x, f"{path}.") for path, x in texts.items()}
         for path, layout in by_path.items():
             leaves = [names for side in layout.values() for names in side.leaves]
             shapes = {name: file.unread(name).shape for name in jax.tree.leaves(leaves)}
-            if file.unread(f"{path}.count").shape == ():
-                _check_entries(layout["state"], shapes)
+            state = layout["state"]
+            # Several runs have an axis more.
+            for i in state.entries if file.unread(f"{path}.count").shape == () else ():
+                name, count = state.leaves[i], len(leaves_of(state.places[i].node, state.places))
+                # More of them if two parameters have one path.
+                if len(shapes[name]) > 1 or any(n < count for n in shapes[name]):
+                    raise ValueError(f"'{name}' does not have {count} entries")
         return by_path
-
-
-def _check_entries(state: Side, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises an error for vectors without an entry for each parameter."""
-    for i in state.entries:
-        name, count = state.leaves[i], len(leaves_of(state.places[i].node, state.places))
-        shape = shapes[name]
-        # More of them if two parameters have one path.
-        if len(shape) > 1 or any(n < count for n in shape):
-            raise ValueError(f"'{name}' does not have {count} entries")
 
 
 def header(path: str | os.PathLike[str]) -> dict[str, str]:

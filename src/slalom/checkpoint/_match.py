@@ -272,22 +272,13 @@ def _compare_rules(rules: _Pair, take_hyperparams: bool, findings: _Findings) ->
         value = rules.old.leaves[origins[i]] if i in origins else None
         if take_hyperparams or isinstance(leaf, jax.ShapeDtypeStruct):
             findings.take_if_alike(name, leaf, value)
-        elif value is not None and not _is_equal(value, leaf):
-            findings.notes["hyperparams"][name] = _number(value), _number(leaf)
+        elif value is not None:
+            theirs, ours = (np.asarray(raw(read(x))) for x in (value, leaf))
+            if difference(value, leaf) is not None or theirs.tobytes() != ours.tobytes():
+                findings.notes["hyperparams"][name] = shortest(theirs), shortest(ours)
     # If those of the program are kept, those of the source are not missed.
     used = origins.values() if take_hyperparams else range(len(rules.saved.leaves))
     findings.used.update(rules.saved.leaves[j] for j in used)
-
-
-def _is_equal(value: Any, leaf: Any) -> bool:
-    if difference(value, leaf) is not None:
-        return False
-    theirs, ours = (np.asarray(raw(read(x))) for x in (value, leaf))
-    return theirs.tobytes() == ours.tobytes()
-
-
-def _number(x: Any) -> str:
-    return shortest(raw(read(x)))
 
 
 def _compare_states(path: str, state: _Pair, count: Any, findings: _Findings) -> None:

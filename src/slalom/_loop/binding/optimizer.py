@@ -379,18 +379,18 @@ class Optimizer(AbstractOptimizer):
         """
         check_readable(self)
         check_one_run(self.count, "opt.shard_state(mesh)")
-        arrays, binding, report = shard(self.arrays, self.binding, mesh, axis, {})
-        return Optimizer._from_fields(arrays, binding), report
+        return shard(self, mesh, axis, {})
 
     def _with(
         self, state: Any, count: Any, params: PyTree, sharding: StateSharding | None
     ) -> "Optimizer":
         """This optimizer with another state, which is partitioned as in another sharding."""
         arrays, binding = bind(self.transform, state, count, params, self.binding.trainable)
+        opt = Optimizer._from_fields(arrays, binding)
         if sharding is not None and sharding.axis is not None:
             homes = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
-            arrays, binding, _ = shard(arrays, binding, sharding.mesh, sharding.axis, homes)
-        return Optimizer._from_fields(arrays, binding)
+            opt, _ = shard(opt, sharding.mesh, sharding.axis, homes)
+        return opt
 
 
 def _keywords(*values: Any) -> dict[str, Any]:

@@ -136,8 +136,7 @@ def plan(
     trained = opt.binding.params.unflatten([*params.values()])
     opt = _opt_placed(opt, trained, params, mesh)
     if shard_state is not None:
-        own, binding, _ = shard(opt.arrays, opt.binding, mesh, shard_state, params)
-        opt = Optimizer._from_fields(own, binding)
+        opt, _ = shard(opt, mesh, shard_state, params)
     bytes_of_params = bytes_per_device(params.values())
     return Plan(
         mesh=dict(mesh.shape),

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
@@ -12,11 +12,13 @@ from ... import tree
 from ..._core.state.marks import PARAM_LIKE
 from ..._core.state.slots import slots
 from ..._core.text.messages import report
-from ...tree.packed import unpack
 from ...tree.paths import candidates, example, leaf_paths
 from ...tree.sharding import axis_names, full_spec
-from ..binding.binding import Arrays, Binding, named_arrays
+from ..binding.abstract_optimizer import AbstractOptimizer
+from ..binding.binding import named_arrays
 from .placement import StateSharding, divided, sharding_on
+
+_Optimizer = TypeVar("_Optimizer", bound=AbstractOptimizer)
 
 
 class ShardedState(NamedTuple):
@@ -37,26 +39,22 @@ class ShardedState(NamedTuple):
 
 
 def shard(
-    arrays: Arrays,
-    binding: Binding,
-    mesh: Mesh | AbstractMesh,
-    axis: str,
-    params: Mapping[str, Any],
-) -> tuple[Arrays, Binding, ShardedState]:
-    """The arrays and the binding of an optimizer whose state is partitioned, and a report.
+    opt: _Optimizer, mesh: Mesh | AbstractMesh, axis: str, params: Mapping[str, Any]
+) -> tuple[_Optimizer, ShardedState]:
+    """An optimizer with partitioned state, and a report.
 
     Shapes stay shapes.
 
     **Arguments:**
 
-    - `arrays`, `binding`: those of the optimizer. Shapes have shardings.
+    - `opt`: the optimizer, whose shapes have shardings.
     - `mesh`, `axis`: the mesh, and the axis to partition over.
     - `params`: parameters by path. Where the others are, their state shows.
     """
     _check_mesh(mesh, axis)
-    transform, state = unpack(arrays.transform), unpack(arrays.state)
-    paths = leaf_paths(example(binding.params))
-    places = dict(zip(map(id, jax.tree.leaves(state)), slots(transform, state, paths), strict=True))
+    state, paths = opt.state, leaf_paths(example(opt.binding.params))
+    of_state = slots(opt.transform, state, paths)
+    places = dict(zip(map(id, jax.tree.leaves(state)), of_state, strict=True))
     of_params = {path: sharding_on(x, mesh) for path, x in params.items()}
     # The arrays of an encoded leaf are partitioned alike, along an axis that divides all of them.
     shapes: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
@@ -64,8 +62,8 @@ def shard(
         shapes.setdefault(places[id(x)].leaf, []).append(x.shape)
     targets: dict[str, NamedSharding] = {}
     chosen, partitioned, whole = [], {}, []
-    leaves, structure = jax.tree.flatten(arrays)
-    for name, x in zip(named_arrays(arrays), leaves, strict=True):
+    leaves, structure = jax.tree.flatten(opt.arrays)
+    for name, x in zip(named_arrays(opt.arrays), leaves, strict=True):
         target = sharding_on(x, mesh)
         slot = places.get(id(x))
         if slot is not None and slot.mark == PARAM_LIKE:
@@ -83,11 +81,11 @@ def shard(
     moved = list(map(_put, leaves, chosen))
     sizes = map(bytes_per_device, (leaves, moved))
     arrays = structure.unflatten(moved)
-    of_state = tuple(x.sharding for x in jax.tree.leaves(arrays[1:]))
+    of_arrays = tuple(x.sharding for x in jax.tree.leaves(arrays[1:]))
     grads = tuple(map(targets.get, paths))
-    sharding = StateSharding(mesh, axis, of_state, tuple(map(of_params.get, paths)), grads)
-    binding = dataclasses.replace(binding, sharding=sharding)
-    return arrays, binding, ShardedState(partitioned, tuple(whole), *sizes)
+    sharding = StateSharding(mesh, axis, of_arrays, tuple(map(of_params.get, paths)), grads)
+    new = opt._from_fields(arrays, dataclasses.replace(opt.binding, sharding=sharding))
+    return new, ShardedState(partitioned, tuple(whole), *sizes)
 
 
 def _put(x: Any, sharding: NamedSharding) -> Any:

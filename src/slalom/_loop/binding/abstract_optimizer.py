@@ -213,7 +213,7 @@ class AbstractOptimizer(AbstractPrinted):
         """
         whole = split(model, self.binding.trainable)
         check_readable(self)
-        return describe(self.transform, self.state, self.hyperparams, whole)
+        return describe(self, whole)
 
     @advise_positions("Write `opt.plot_schedules(1000)` for the first 1000 steps.")
     def plot_schedules(self, steps: int) -> "Figure":
@@ -234,18 +234,16 @@ class AbstractOptimizer(AbstractPrinted):
         schedules, and for stateful schedules, whose values depend on the losses of the run.
         """
         check_readable(self)
-        return plot_schedules(self.transform, self.state, self.count, steps)
+        return plot_schedules(self, steps)
 
     def _repr_html_(self) -> str:
         count = self.arrays.count
         concrete = isinstance(count, jax.Array) and not isinstance(count, Tracer)
         values = self.hyperparams if concrete and not count.is_deleted() else {}
-        return as_html(self.transform, self.state, values, self._code())
+        return as_html(self, values)
 
     def _code(self) -> Call:
-        parameters = self.binding.params.num_leaves
-        count = self.arrays.count
-        return summary(self.transform, self.state, count, parameters, self.binding.trainable)
+        return summary(self)
 
 
 @reading

@@ -6,7 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jaxtyping import Array, Float, Real
+from jaxtyping import Array, Float
 from wadler_lindig import TextDoc
 
 from ... import tree
@@ -17,7 +17,6 @@ from ..._core.state.slots import Slot, slots
 from ..._core.text import notebook
 from ..._core.text.printing import LINE, Call, Infix, bytes_as_text, code, shortest
 from ...tree.paths import dotted, whole
-from ...where.resolve import Where
 from ...wrappers.scope.forms import Flatten
 from ..binding.model import Split
 
@@ -184,14 +183,9 @@ def _cell(value: Any) -> str:
     return shortest(value) if tree.is_array(value) else str(value)
 
 
-def describe(
-    transform: AbstractTransform[Any],
-    state: Any,
-    hyperparams: Mapping[str, Real[Array, "*runs"]],
-    model: Split,
-) -> Description:
-    """Describes how each array of a model is optimized."""
-    values = dict(hyperparams)
+def describe(opt: Any, model: Split) -> Description:
+    """Describes how an optimizer treats each array of a model."""
+    transform, state, values = opt.transform, opt.state, dict(opt.hyperparams)
     leaves = zip(model.paths, model.leaves, model.trainable, model.marked, strict=True)
     rows = {
         path: _Row(path, str(x.dtype), x.shape, trained, notes="marked" * (marked and not trained))
@@ -260,20 +254,15 @@ def metrics(transform: AbstractTransform[Any], state: Any) -> dict[str, Array]:
 # --- the repr of an optimizer -----------------------------------------------------------------
 
 
-def summary(
-    transform: AbstractTransform[Any],
-    state: Any,
-    count: Any,
-    parameters: int,
-    trainable: Where | None,
-) -> Call:
+def summary(opt: Any) -> Call:
     """The `repr` of an optimizer."""
-    arrays, size = notebook.size_of(state)
+    arrays, size = notebook.size_of(opt.state)
+    trainable = opt.binding.trainable
     facts: dict[str, Any] = {} if trainable is None else {"trainable": trainable}
-    facts["count"] = count
-    facts["parameters"] = TextDoc(_arrays(parameters))
+    facts["count"] = opt.arrays.count
+    facts["parameters"] = TextDoc(_arrays(opt.binding.params.num_leaves))
     facts["state"] = TextDoc(f"{_arrays(arrays)}, {bytes_as_text(size)}")
-    printed = transform._code()
+    printed = opt.transform._code()
     if isinstance(printed, Infix):
         # It is indented by four spaces, and a comma follows.
         printed = dataclasses.replace(printed, width=LINE - 5)
@@ -284,11 +273,10 @@ def _arrays(number: int) -> str:
     return "1 array" if number == 1 else f"{number} arrays"
 
 
-def as_html(
-    transform: AbstractTransform[Any], state: Any, values: Mapping[str, Any], printed: Call
-) -> str:
-    """An optimizer in a notebook. `printed` is its `summary`."""
+def as_html(opt: Any, values: Mapping[str, Any]) -> str:
+    """An optimizer in a notebook, with the values of its hyperparameters."""
+    printed = summary(opt)
     facts = ", ".join(f"{name}={code(value)}" for name, value in printed.kwargs.items())
     title = f'<b>Optimizer</b> <span class="slalom-quiet">{escape(facts)}</span>'
-    inside = notebook.transform_tree(transform, state, values)
+    inside = notebook.transform_tree(opt.transform, opt.state, values)
     return notebook.document(notebook.folded(title, inside, is_open=True))

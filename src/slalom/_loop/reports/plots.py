@@ -13,7 +13,6 @@ from jaxtyping import Real
 from ..._core.fields.schedule import AbstractSchedule, AbstractStatefulSchedule
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import parts
-from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.figures import make_figure
 from ...tree.paths import glob_pattern, named, not_one
 
@@ -22,16 +21,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def plot_schedules(
-    transform: AbstractTransform[Any], state: Any, count: Any, steps: int
-) -> "Figure":
-    """Draws each schedule of a transform over its first steps."""
-    if jnp.ndim(count):
+def plot_schedules(opt: Any, steps: int) -> "Figure":
+    """Draws each schedule of an optimizer over its first steps."""
+    if jnp.ndim(opt.count):
         raise ValueError(
-            f"This optimizer was created under `vmap` and holds {count.shape[0]} runs. Plot one of "
-            "them: `jax.tree.map(lambda leaf: leaf[0], opt).plot_schedules(steps)`."
+            f"This optimizer was created under `vmap` and holds {opt.count.shape[0]} runs. Plot "
+            "one of them: `jax.tree.map(lambda leaf: leaf[0], opt).plot_schedules(steps)`."
         )
-    held = list(_schedules(transform, state, count))
+    held = list(_schedules(opt))
     if not held:
         raise ValueError(
             "There is nothing to plot: this optimizer has no schedules. Pass one in place of a "
@@ -48,12 +45,11 @@ def plot_schedules(
     return figure
 
 
-def _schedules(
-    transform: AbstractTransform[Any], state: Any, count: Any
-) -> Iterator[tuple[str, AbstractSchedule, Any]]:
+def _schedules(opt: Any) -> Iterator[tuple[str, AbstractSchedule, Any]]:
     """The path of each schedule, the schedule, and the step on its clock. One with state is
     refused."""
-    clocks = {part.name: part.context.step for part in parts(transform, state, Context(step=count))}
+    transform, context = opt.transform, Context(step=opt.count)
+    clocks = {part.name: part.context.step for part in parts(transform, opt.state, context)}
     for part in parts(transform):
         for field in dataclasses.fields(part.module):
             value = getattr(part.module, field.name)

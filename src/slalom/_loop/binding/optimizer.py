@@ -338,13 +338,7 @@ class Optimizer(AbstractOptimizer):
         moved = (
             {} if rows is None else rows_of(rows, params, leaf_paths(example(self.binding.params)))
         )
-        state, report = carry(
-            (self.transform, self.state, example(self.binding.params)),
-            (new.transform, new.state, example(new.binding.params)),
-            self.count,
-            moved,
-            goes_on=goes_on,
-        )
+        state, report = carry(self, new, moved, goes_on=goes_on)
         new = new._with(state, jnp.copy(self.count), params, self.binding.sharding)
         return Rebound(new, report)
 

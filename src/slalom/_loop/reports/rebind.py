@@ -18,7 +18,7 @@ from ..._core.protocol.wrapper import wrapper_names
 from ..._core.state.marks import COPY, PER_LEAF
 from ..._core.state.slots import Slot, leaves_of, slots
 from ..._core.text.messages import report, warn
-from ...tree.paths import leaf_paths
+from ...tree.paths import example, leaf_paths
 from ...tree.types import PyTree, Tracer
 from .rows import Indices, Moved, moved, nodes_with_ages, shape_of
 
@@ -124,31 +124,25 @@ class Transfer(NamedTuple):
 
 
 def carry(
-    old: tuple[AbstractTransform, PyTree, PyTree],
-    new: tuple[AbstractTransform, PyTree, PyTree],
-    count: Any,
-    rows: Mapping[str, Indices],
-    *,
-    goes_on: bool,
+    old: Any, new: Any, rows: Mapping[str, Indices], *, goes_on: bool
 ) -> tuple[PyTree, Rebinding]:
-    """Transfers everything that still fits from the old state to the new one.
+    """Transfers everything that still fits from the state of an optimizer to that of another one.
 
     **Arguments:**
 
-    - `old`, `new`: a transform, its state, and a tree of the structure of the parameters.
-    - `count`: the number of steps of the optimizer.
+    - `old`, `new`: the optimizers.
     - `rows`: where the rows of parameters come from.
     - `goes_on`: whether the parameters are those of the last step. Otherwise only their values can
         be others, and copies of them start again.
     """
-    before, after = Side.of(*old), Side.of(*new)
+    before, after = (Side.of(x.transform, x.state, example(x.binding.params)) for x in (old, new))
     whole = before
     if rows:
         before = before._replace(leaves=moved(before.places, before.leaves, before.params, rows))
     matched = transfer(before, after, _fits)
     leaves = list(after.leaves)
     fits, gathered, clocks = matched.fits, matched.gathered, matched.clocks
-    _warn_of_jumps(new[0], before, after, {*clocks.values()}, count)
+    _warn_of_jumps(new.transform, before, after, {*clocks.values()}, old.count)
     recoded, anew = set(), set()
     if not goes_on and fits.keys() == {*range(len(leaves))}:
         anew = _of_copies(after.places)
@@ -161,7 +155,7 @@ def carry(
     for i, value in gathered.items():
         leaves[i] = value
     for i, j in clocks.items():
-        leaves[i] = in_form_of(after.leaves[i], count if j is None else before.leaves[j])
+        leaves[i] = in_form_of(after.leaves[i], old.count if j is None else before.leaves[j])
     carried = fits.keys() | gathered.keys() | clocks.keys()
     misfits = {i: j for i, j in matched.origins.items() if i not in carried | anew}
     reshaped = {i for i, j in misfits.items() if j not in matched.used}
@@ -179,7 +173,7 @@ def carry(
         recoded=_names(after, recoded),
         renewed=_names(after, anew),
     )
-    return jax.tree.structure(new[1], is_leaf=is_encoded).unflatten(leaves), rebinding
+    return jax.tree.structure(new.state, is_leaf=is_encoded).unflatten(leaves), rebinding
 
 
 def transfer(before: Side, after: Side, same_kind: Callable[[Any, Any], bool]) -> Transfer:

@@ -10,7 +10,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +58,13 @@ class _Checksums:
             sums[n] = checksum(data)
 
         thread = threading.Thread(target=work, name="checksum", daemon=True)
-        try:
-            # A thread takes longer to start than a small piece.
-            thread.start() if len(data) > PIECE // 64 else work()
-        except RuntimeError:
-            work()  # the system has no more threads
-        if thread.is_alive():
+        # To start one takes longer than a small piece, and the system may have no more threads.
+        with suppress(RuntimeError):
+            if len(data) > PIECE // 64:
+                thread.start()
+        if thread.ident is None:
+            work()
+        else:
             self._threads.append(thread)
         if len(self._threads) > 2:
             # So that arrays that are in use elsewhere do not wait here for long.

@@ -1,6 +1,7 @@
 """Saves trees, and the layouts of optimizers, to one file, also in the background."""
 
 import atexit
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -43,17 +44,16 @@ class Saving:
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
-        if not background:
-            work()
-            return
         thread = threading.Thread(target=self._run, name=f"saving {path.name}")
-        try:
-            thread.start()
-        except RuntimeError:  # the system has no more threads, or the program is about to end
+        # The system may have no more threads, or the program may be about to end.
+        with contextlib.suppress(RuntimeError):
+            if background:
+                thread.start()
+        if thread.ident is None:
             work()
-            return
-        self._thread = thread
-        _unfinished[_place(path)] = self
+        else:
+            self._thread = thread
+            _unfinished[_place(path)] = self
 
     def _run(self) -> None:
         try:

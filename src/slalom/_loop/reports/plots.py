@@ -168,14 +168,11 @@ def _series(history: Any) -> dict[str, tuple[Any, Real[np.ndarray, "steps ..."]]
 
 def _numbers(name: str, values: list[Any]) -> Real[np.ndarray, "steps ..."]:
     try:
-        numbers = np.asarray(values)
-        if numbers.dtype.kind not in "biuf":
-            numbers = numbers.astype(np.float64)  # such as bfloat16, whose kind is void
+        return np.asarray(values).astype(np.float64)
     except (TypeError, ValueError):
         raise ValueError(
             f"The history of '{name}' does not consist of numbers of one shape: {values[0]!r}, …"
         ) from None
-    return numbers.astype(np.float64)
 
 
 def _chosen(series: Mapping[str, np.ndarray], names: Sequence[str] | None) -> list[str]:
@@ -187,11 +184,11 @@ def _chosen(series: Mapping[str, np.ndarray], names: Sequence[str] | None) -> li
         names = [names]
     chosen: list[str] = []
     for name in names:
-        if "*" in name:
-            matches = [path for path in series if glob_pattern(name).fullmatch(path)]
-        else:
-            matches = named(name, series)
-        if not matches or ("*" not in name and len(matches) > 1):
+        is_glob = "*" in name
+        matches = (
+            [*filter(glob_pattern(name).fullmatch, series)] if is_glob else named(name, series)
+        )
+        if not matches or (len(matches) > 1 and not is_glob):
             raise not_one(name, matches, series, "is not in the history")
         chosen += matches
     return list(dict.fromkeys(chosen))

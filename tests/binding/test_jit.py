@@ -17,7 +17,6 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import slalom as sl
 from helpers import mean_square, slow_except
 from slalom._loop.binding.binding import named_arrays
-from slalom._loop.training.step import _step as TRAIN
 
 x, y = jnp.ones((4, 2)), jnp.zeros((4, 2))
 
@@ -257,7 +256,7 @@ def test_a_call_returns_before_its_work_is_done_also_beside_a_runtime_check():
     step = sl.train_step(loss_fn, donate=False)
     for checked in (True, False):
         step(model, sl.Optimizer(sl.sgd(0.1), model), checked)
-    signatures = [*TRAIN.signatures.values()][-2:]
+    signatures = [*step._program.signatures.values()][-2:]
     assert [one.compiled is one.checked for one in signatures] == [True, False]
 
 
@@ -398,9 +397,9 @@ def test_a_runtime_check_fails_with_its_own_message():
 
 def test_programs_that_pile_up_are_forgotten(monkeypatch):
     monkeypatch.setattr("slalom._loop.programs.program.MOST_SIGNATURES", 2)
-    TRAIN.signatures.clear()
     traced = []
     step = sl.train_step(lambda model, name: traced.append(name) or jnp.sum(model), donate=False)
+    step._program.signatures.clear()
     for name in "abcac":
         step(jnp.ones(2), sl.Optimizer(sl.sgd(0.1), jnp.ones(2)), name)
     assert traced == ["a", "b", "c", "a"]

@@ -47,16 +47,20 @@ class TrainingInputs(NamedTuple):
     model_state: PyTree
     """The state of the model at the start of a scan, if it has one."""
     opt: Optimizer
-    options: Options
-    """The options of `train_step`, with functions as trees."""
+    sampled_loss_fn: Any
+    """The option of `train_step` as a tree."""
     scan: dict[str, Any] | None
     """The options of a scan, `None` for a single step."""
+    transform_grads: Callable[[Any], Any] | None
 
 
-def train_step(inputs: TrainingInputs) -> tuple[list[Array], PyTree]:
+def train_step(options: Options, inputs: TrainingInputs) -> tuple[list[Array], PyTree]:
     """The body of the compiled program: the new values of the carried leaves, and the third result
     of the step in a tuple, with nothing to check after it."""
-    opt, options = inputs.opt, inputs.options
+    opt = inputs.opt
+    options = options._replace(
+        transform_grads=inputs.transform_grads, sampled_loss_fn=inputs.sampled_loss_fn
+    )
     model = at = split(inputs.model, opt.binding.trainable)
     loss = loss_of(opt.transform, opt.state, Context(step=opt.count), model.params)
     options.check_loss(loss)

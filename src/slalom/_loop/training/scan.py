@@ -22,7 +22,7 @@ from .gradient import TrainingInputs, train_step
 from .options import Options, check_model_state
 
 
-def scan_steps(inputs: TrainingInputs) -> tuple[list[Array], PyTree]:
+def scan_steps(options: Options, inputs: TrainingInputs) -> tuple[list[Array], PyTree]:
     """The body of a program that takes many training steps, by `scan` and `model_state`.
 
     **Returns:** the new values of the carried leaves, and the results after the model and the
@@ -46,7 +46,7 @@ def scan_steps(inputs: TrainingInputs) -> tuple[list[Array], PyTree]:
         now = with_carried(before)._replace(**eqx.combine(row, same))
         if start is not None:
             now = now._replace(args=(model_state, *now.args))
-        new, ((returned,), _) = train_step(now)
+        new, ((returned,), _) = train_step(options, now)
         if start is not None:
             *returned, model_state = returned
             check_state(model_state, start, "`model_state`")

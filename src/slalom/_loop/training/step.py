@@ -1,5 +1,6 @@
 """The object that `train_step` returns, and its compiled programs."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
@@ -12,7 +13,7 @@ from ...tree.types import PyTree, Tracer, is_deleted
 from ..binding.model import Model
 from ..binding.optimizer import Optimizer
 from ..binding.stepping import FUNCTIONS, as_keywords, check_guards, check_one_run
-from ..programs.arguments import Flags, as_tree
+from ..programs.arguments import as_tree
 from ..programs.compiled import carried, homes
 from ..programs.interrupts import HeldSignals
 from ..programs.program import Program
@@ -40,8 +41,11 @@ class TrainStep(Generic[P, R]):
         self.loss_fn = loss_fn
         self.options = options
         self._loss = as_tree(loss_fn)
-        sampled = as_tree(options.sampled_loss_fn)
-        self._options = options._replace(sampled_loss_fn=sampled)
+        self._sampled_loss_fn = as_tree(options.sampled_loss_fn)
+        # These functions are arguments of the programs, as the loss is.
+        others = options._replace(transform_grads=None, sampled_loss_fn=None)
+        self._program = _program(train_step, others)
+        self._scan_program = _program(scan_steps, others)
 
     if TYPE_CHECKING:
         # A `ParamSpec` allows no keyword such as `context` between its `args` and `kwargs`.
@@ -70,7 +74,7 @@ class TrainStep(Generic[P, R]):
         context: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> tuple[PyTree, Optimizer, Any]:
-        return self._results(_step, self._inputs(model, opt, args, kwargs, context))
+        return self._results(self._program, self._inputs(model, opt, args, kwargs, context))
 
     def lower(
         self,
@@ -82,7 +86,7 @@ class TrainStep(Generic[P, R]):
         **kwargs: Any,
     ) -> jax.stages.Lowered:
         """The lowered program, as `jax.jit(...).lower(...)` returns it, for inspection."""
-        return _step.lower(self._inputs(model, opt, args, kwargs, context))
+        return self._program.lower(self._inputs(model, opt, args, kwargs, context))
 
     @overload
     def scan(
@@ -174,7 +178,7 @@ class TrainStep(Generic[P, R]):
         check_scan(self.options, scan, model_state, batches)
         inputs = self._inputs(model, opt, batches, same, context)
         inputs = inputs._replace(model_state=model_state, scan=scan)
-        return self._results(_scan, inputs)
+        return self._results(self._scan_program, inputs)
 
     def _results(
         self, program: Program[TrainingInputs, Any], inputs: TrainingInputs
@@ -217,8 +221,9 @@ class TrainStep(Generic[P, R]):
             model=model,
             model_state=None,
             opt=opt,
-            options=self._options,
+            sampled_loss_fn=self._sampled_loss_fn,
             scan=None,
+            transform_grads=self.options.transform_grads,
         )
 
     def _keywords(self, context: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -281,10 +286,14 @@ def _called(
     return (after.model, after.opt, *others), guarded
 
 
-def _donated(inputs: TrainingInputs) -> Flags:
-    donate = inputs.options.donate
-    return carried(inputs, model=donate == "all") if donate else {}
-
-
-_step = Program(train_step, carried, homes=homes, donated=_donated, watched="sl.train_step")
-_scan = Program(scan_steps, carried, homes=homes, donated=_donated, watched="sl.train_step")
+@functools.cache
+def _program(body: Any, options: Options) -> Program[TrainingInputs, Any]:
+    """The program of all steps or scans with these options."""
+    donated = {"all": carried, "opt": functools.partial(carried, model=False), False: None}
+    return Program(
+        functools.update_wrapper(functools.partial(body, options), body),
+        carried,
+        homes=homes,
+        donated=donated[options.donate],
+        watched="sl.train_step",
+    )

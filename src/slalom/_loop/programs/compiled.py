@@ -80,24 +80,19 @@ def family_of(inputs: Any) -> Family:
 
 def _family_with(key: Hashable, source: Any) -> Family:
     try:
-        family = _alive.get(key)
+        family = _alive.setdefault(key, Family())
     except TypeError:
         return Family()  # has no hash, which the program itself refuses by name
-    if family is None:
-        family = _alive[key] = Family()
-    _keep(key, family, source)
+    transform = None if source is None else source()
+    if source is None or transform is not None:
+        _keep(key, family, transform)
     return family
 
 
-def _keep(key: Hashable, family: Family, source: Any) -> None:
-    whose = None
-    if source is not None:
-        transform = source()
-        if transform is None:
-            return
-        whose = id(transform)
-        if whose not in _kept:
-            weakref.finalize(transform, _kept.pop, whose).atexit = False
+def _keep(key: Hashable, family: Family, transform: Any) -> None:
+    whose = None if transform is None else id(transform)
+    if transform is not None and whose not in _kept:
+        weakref.finalize(transform, _kept.pop, whose).atexit = False
     families = _kept.setdefault(whose, OrderedDict())
     families[key] = family
     families.move_to_end(key)

@@ -156,8 +156,7 @@ class LeastSquares(AbstractCurvatureLoss):
             if term.per_example:
                 rows, shared = divided(term.label, arguments, term.axes_of(arguments))
             block = _Squares(rows, shared, term, omega, robust)
-            if omega is not None:
-                _check_example_weights(term.label, omega, block)
+            block.check_weights()
             blocks.append(block)
         return Residuals(tuple(blocks))
 
@@ -346,13 +345,14 @@ class _Squares(AbstractBlock):
         safe = jnp.where(factors > 0, factors, 1)
         return Local(jnp.sum(each * size * rho), cotangents, factors, cotangents / safe)
 
-
-def _check_example_weights(label: str, omega: Any, block: _Squares) -> None:
-    shape = getattr(omega, "shape", type(omega).__name__)
-    if shape != (block.size,):
-        raise ValueError(
-            f"The example weights of {label} must be an array of shape ({block.size},), a weight "
-            f"for each example, got {shape}."
-        )
-    if not isinstance(omega, Tracer) and bool(jnp.any(omega < 0)):
-        raise ValueError(f"The example weights of {label} must be non-negative.")
+    def check_weights(self) -> None:
+        """Raises an error for example weights that the block cannot have."""
+        omega, label = self.example_weights, self.term.label
+        shape = getattr(omega, "shape", type(omega).__name__)
+        if omega is not None and shape != (self.size,):
+            raise ValueError(
+                f"The example weights of {label} must be an array of shape ({self.size},), a "
+                f"weight for each example, got {shape}."
+            )
+        if omega is not None and not isinstance(omega, Tracer) and bool(jnp.any(omega < 0)):
+            raise ValueError(f"The example weights of {label} must be non-negative.")

@@ -45,12 +45,6 @@ class BatchLoss(NamedTuple):
         return self._replace(model=split(model, opt.binding.trainable))
 
     @property
-    def is_whole(self) -> bool:
-        """Whether the loss is evaluated once, on the whole batch, and returns nothing else."""
-        options = self.options
-        return options.microbatches is None and not (options.has_aux or options.has_weight)
-
-    @property
     def trained(self) -> list[Array]:
         """The arrays to differentiate with respect to."""
         return [strong(x) for x in jax.tree.leaves(self.model.params)]

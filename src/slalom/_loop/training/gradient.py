@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +17,7 @@ from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.messages import warn
 from ...combine import Terms
-from ...tree import cast, cast_like, gram_matrix, map_leaves
+from ...tree import cast, cast_like, gram_matrix, scale
 from ...tree.dtypes import canonical_float
 from ...tree.packed import pack, unpack
 from ...tree.types import PyTree, Scalar, Updates
@@ -97,7 +97,7 @@ def train_step(options: Options, inputs: TrainingInputs) -> tuple[list[Array], P
         gradient = _per_example_gradient(batch_loss, loss.askers("single examples")[0])
     elif options.reuse_linesearch:
         gradient = _recalled_gradient(batch_loss, loss, opt.transform)
-    elif source is not None and batch_loss.is_whole:
+    elif source is not None and options.microbatches is None:
         gradient = _linearized_gradient(batch_loss, source, loss)
     else:
         gradient = _batch_gradient(batch_loss)
@@ -169,7 +169,6 @@ def _linearized_gradient(
     args, kwargs = batch_loss.args, batch_loss.kwargs
     residuals, linear = linearized(source, args, kwargs, batch_loss.model, loss)
     grads = cast_like(linear.updates(linear.gradient), batch_loss.model.params)
-    grads = batch_loss.transformed(grads)
     return Gradient(grads, grads, checked_loss(linear.value), {"residuals": residuals})
 
 
@@ -233,10 +232,7 @@ def _unscaled_gradient(batch_loss: BatchLoss) -> Gradient:
     gradient = _batch_gradient(batch_loss)
     if batch_loss.scale is None:
         return gradient
-    inverse = SimpleNamespace(inverse=1 / batch_loss.scale)
-    return gradient._replace(
-        grads=map_leaves(lambda now, g: g * now.inverse, (gradient.grads,), inverse)
-    )
+    return gradient._replace(grads=scale(gradient.grads, 1 / batch_loss.scale))
 
 
 def _sampled_gradient(

@@ -88,16 +88,14 @@ class Options(NamedTuple):
         if self.microbatches is not None and self.microbatches != "split":
             or_split = ", or 'split' for batches that are split already"
             check_int("train_step.microbatches", self.microbatches, 1, or_split)
-        if self.transform_grads is not None and not is_function(self.transform_grads):
-            raise TypeError(
-                "train_step.transform_grads must be a function of the gradients, got "
-                f"{self.transform_grads!r}."
-            )
-        if self.sampled_loss_fn is not None and not is_function(self.sampled_loss_fn):
-            raise TypeError(
-                "train_step.sampled_loss_fn must be a function of the model, a key and the batch, "
-                f"got {self.sampled_loss_fn!r}."
-            )
+        functions = {
+            "transform_grads": "the gradients",
+            "sampled_loss_fn": "the model, a key and the batch",
+        }
+        for name, takes in functions.items():
+            value = getattr(self, name)
+            if value is not None and not is_function(value):
+                raise TypeError(f"train_step.{name} must be a function of {takes}, got {value!r}.")
         if self.reuse_linesearch:
             self._refuse("recalled gradient")
 

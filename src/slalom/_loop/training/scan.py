@@ -111,13 +111,9 @@ def _per_step(arguments: PyTree, length: int | None) -> tuple[PyTree, PyTree, in
 
 def _guarded(opt: Any) -> list[Any]:
     """The states of the transforms that may forbid the next step."""
-
-    def without_inner(state: Any) -> Any:
-        fields = {field.name for field in dataclasses.fields(state)}
-        return dataclasses.replace(state, inner=None) if "inner" in fields else state
-
     parts = transforms(opt.transform, opt.state)
-    return [without_inner(part.state) for part in parts if part.module.guard is not None]
+    states = [part.state for part in parts if part.module.guard is not None]
+    return [dataclasses.replace(s, inner=None) if hasattr(s, "inner") else s for s in states]
 
 
 def check_guarded(opt: Any, guarded: list[Any], results: Any) -> None:

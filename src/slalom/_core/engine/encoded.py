@@ -184,14 +184,13 @@ def blockwise(tree: PyTree) -> list[Encoded]:
 
 def encoded_as(before: PyTree, fresh: PyTree) -> PyTree:
     """A fresh state in the codecs of the one before."""
-    like, structure = jax.tree.flatten(before, is_leaf=is_encoded)
 
     def again(e: object, x: PyTree) -> PyTree:
         if not is_encoded(e) or is_encoded(x):
             return x
         return encoded_form(x, e.codec, e.nonnegative).encode(x)
 
-    return structure.unflatten(map(again, like, structure.flatten_up_to(fresh)))
+    return jax.tree.map(again, before, fresh, is_leaf=is_encoded)
 
 
 def encoded_form(x: PyTree, codec: Any, nonnegative: bool) -> Encoded:

@@ -115,9 +115,7 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
                 continue
             rules = [rule for one in group for rule in one.rules]
             updates, new = run_rules(rules, inner_write, updates, here)
-            for one in group:
-                states.append(one.join(new[: len(one.rules)]))
-                new = new[len(one.rules) :]
+            states += _joined(group, new)
         return updates, tuple(states)
 
     def ask(self, here: Part, loss: Loss) -> Loss:
@@ -131,11 +129,8 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
         if any(link is None for link in links):
             return None
 
-        def join(states: list[Any]) -> tuple[Any, ...]:
-            rest = iter(states)
-            return tuple(link.join(list(itertools.islice(rest, len(link.rules)))) for link in links)
-
-        return Leafwise([rule for link in links for rule in link.rules], join)
+        rules = [rule for link in links for rule in link.rules]
+        return Leafwise(rules, lambda states: tuple(_joined(links, states)))
 
     def children(self, here: Part) -> tuple[Part, ...]:
         states = (None,) * len(self.links) if here.state is None else here.state
@@ -208,6 +203,12 @@ def _leafwise(links: Sequence[Part], updates: PyTree) -> list[Leafwise]:
         first, rest = [Leafwise([RuleAt(links[0], leaves)], lambda states: states[0])], links[1:]
     others = (link.module.leafwise(link, leaves) for link in rest)
     return [*first, *itertools.takewhile(lambda group: group is not None, others)]
+
+
+def _joined(groups: Sequence[Leafwise], states: Sequence[Any]) -> list[Any]:
+    """The state of each of these transforms, from the states of all their rules."""
+    rest = iter(states)
+    return [group.join(list(itertools.islice(rest, len(group.rules)))) for group in groups]
 
 
 def first_link(transform: AbstractTransform) -> AbstractTransform:

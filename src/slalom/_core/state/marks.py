@@ -191,13 +191,13 @@ def _map_marked(function: Callable[..., Any], marked: PyTree, rest: tuple[Any, .
 
 def _cut_as(marked: PyTree, trees: tuple[Any, ...]) -> tuple[Any, ...]:
     """Trees of the parameters' structure, with `None` where masks left `None` in a marked field."""
-    leaves, structure = jax.tree.flatten(marked, is_leaf=lambda x: x is None or is_encoded(x))
-    return tuple(
-        structure.unflatten(
-            [
-                None if here is None else leaf
-                for here, leaf in zip(leaves, structure.flatten_up_to(tree), strict=True)
-            ]
+
+    def cut(tree: PyTree) -> PyTree:
+        return jax.tree.map(
+            lambda here, leaf: None if here is None else leaf,
+            marked,
+            tree,
+            is_leaf=lambda x: x is None or is_encoded(x),
         )
-        for tree in trees
-    )
+
+    return tuple(map(cut, trees))

@@ -289,9 +289,6 @@ def advise_positions(advice: str, name: str | None = None) -> Callable[[_Advised
         # Methods are called with `self`, which nobody writes.
         is_method = "self" in parameters
 
-        def is_missing(i: int, p: inspect.Parameter, count: int, keywords: Iterable[str]) -> bool:
-            return i >= count and (p.kind is p.POSITIONAL_ONLY or p.name not in keywords)
-
         @functools.wraps(function)
         def call(*args: object, **kwargs: object) -> Any:
             if kwargs:
@@ -302,9 +299,10 @@ def advise_positions(advice: str, name: str | None = None) -> Callable[[_Advised
                     f"position, got {len(args) - is_method}. {advice}"
                 )
             if len(args) < len(required):
-                count = len(args)
                 absent = [
-                    f"'{p.name}'" for i, p in enumerate(required) if is_missing(i, p, count, kwargs)
+                    f"'{p.name}'"
+                    for p in required[len(args) :]
+                    if p.kind is p.POSITIONAL_ONLY or p.name not in kwargs
                 ]
                 if absent:
                     raise TypeError(f"{named}() is missing {series(absent, 'and')}. {advice}")

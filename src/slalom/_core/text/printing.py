@@ -169,9 +169,9 @@ def _arguments(
         value = values[name] if name in values else getattr(module, name)
         convert = converters.get(name)
         if default is not _EMPTY:
+            default = default if convert is None else convert(default)
             # Compared as code: a bound module has arrays where the defaults are Python numbers.
-            same = code(value) == code(default if convert is None else convert(default))
-            if same:
+            if code(value) == code(default):
                 continue
         if name in positional:
             args.append(value)

@@ -18,7 +18,7 @@ from ...tree.types import PyTree, Scalar, Step, Tracer
 from ..protocol.context import Context
 from ..protocol.parts import CHECK, AbstractDeclared
 from ..text.figures import make_figure
-from ..text.messages import NEEDS_A_VALUE, advise_positions, uncalled
+from ..text.messages import NEEDS_A_VALUE, advise_positions, library, uncalled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -134,45 +134,34 @@ class AbstractSchedule(AbstractDeclared):
 
         ```
         """
-        from ...schedules import join
+        return library.schedules.join.after(self, other, at)
 
-        return join.after(self, other, at)
+    def __add__(self, other: Any) -> "slalom.schedules.CombinedSchedule":
+        return library.schedules.CombinedSchedule("+", self, other)
 
-    def __add__(self, other: object) -> "slalom.schedules.CombinedSchedule":
-        return _combined("+", self, other)
+    def __radd__(self, other: Any) -> "slalom.schedules.CombinedSchedule":
+        return library.schedules.CombinedSchedule("+", other, self)
 
-    def __radd__(self, other: object) -> "slalom.schedules.CombinedSchedule":
-        return _combined("+", other, self)
+    def __sub__(self, other: Any) -> "slalom.schedules.CombinedSchedule":
+        return library.schedules.CombinedSchedule("-", self, other)
 
-    def __sub__(self, other: object) -> "slalom.schedules.CombinedSchedule":
-        return _combined("-", self, other)
+    def __rsub__(self, other: Any) -> "slalom.schedules.CombinedSchedule":
+        return library.schedules.CombinedSchedule("-", other, self)
 
-    def __rsub__(self, other: object) -> "slalom.schedules.CombinedSchedule":
-        return _combined("-", other, self)
+    def __mul__(self, other: Any) -> "slalom.schedules.CombinedSchedule":
+        return library.schedules.CombinedSchedule("*", self, other)
 
-    def __mul__(self, other: object) -> "slalom.schedules.CombinedSchedule":
-        return _combined("*", self, other)
+    def __rmul__(self, other: Any) -> "slalom.schedules.CombinedSchedule":
+        return library.schedules.CombinedSchedule("*", other, self)
 
-    def __rmul__(self, other: object) -> "slalom.schedules.CombinedSchedule":
-        return _combined("*", other, self)
+    def __truediv__(self, other: Any) -> "slalom.schedules.CombinedSchedule":
+        return library.schedules.CombinedSchedule("/", self, other)
 
-    def __truediv__(self, other: object) -> "slalom.schedules.CombinedSchedule":
-        return _combined("/", self, other)
-
-    def __rtruediv__(self, other: object) -> "slalom.schedules.CombinedSchedule":
-        return _combined("/", other, self)
+    def __rtruediv__(self, other: Any) -> "slalom.schedules.CombinedSchedule":
+        return library.schedules.CombinedSchedule("/", other, self)
 
     def __neg__(self) -> "slalom.schedules.NegatedSchedule":
-        from ...schedules import NegatedSchedule
-
-        return NegatedSchedule(self)
-
-
-def _combined(symbol: str, left: Any, right: Any) -> "slalom.schedules.CombinedSchedule":
-    # Imported here for the reason that `fluent.py` gives: it is a subclass, in a file above.
-    from ...schedules import CombinedSchedule
-
-    return CombinedSchedule(symbol, left, right)
+        return library.schedules.NegatedSchedule(self)
 
 
 class AbstractStatefulSchedule(AbstractDeclared):

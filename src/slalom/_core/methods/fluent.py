@@ -8,7 +8,7 @@ describes what it computes. A test compares the two signatures.
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from ...tree.paths import snake_case
-from ..text.messages import PACKAGE
+from ..text.messages import PACKAGE, library
 from ..text.printing import constructor_call, method_call
 from .gradients import AbstractGradientMethods
 from .parameters import AbstractParameterMethods
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 # The one circle of the library closes here, when a method is called, and not when it is imported.
 # Every transform has these methods, and each method needs the class that it returns, which is a
-# transform. So the methods import their classes when they are called. (The arithmetic of schedules
-# in `schedule.py` does the same.) `tests/core/test_import_graph.py` allows it in no other file.
+# transform. So the methods find their classes in `library` when they are called. (The arithmetic of
+# schedules in `schedule.py` does the same.) Two import a function, which
+# `tests/core/test_import_graph.py` allows in no other file.
 
 # Every `self` here is an `AbstractTransform`, which is the only subclass of this class.
 # pyright: reportArgumentType=false
@@ -40,15 +41,11 @@ class AbstractFluent(AbstractScopeMethods, AbstractGradientMethods, AbstractPara
 
     def __or__(self, other: "slalom.AbstractTransform") -> "slalom.AbstractTransform":
         """This transform, followed by another one."""
-        from ..protocol.chain import Chain
-
-        return Chain.join(self, other)
+        return library.Chain.join(self, other)
 
     def __ror__(self, other: object) -> "slalom.AbstractTransform":
         # `other` is not a transform. The chain raises an error that names it.
-        from ..protocol.chain import Chain
-
-        return Chain.join(other, self)
+        return library.Chain.join(other, self)
 
     if not TYPE_CHECKING:  # to a type checker it would mean that they can be added
 

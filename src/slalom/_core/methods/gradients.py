@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...tree.types import Hyperparameter
 from ..protocol.parts import AbstractDeclared
-from ..text.messages import advise_keywords
+from ..text.messages import advise_keywords, library
 
 if TYPE_CHECKING:
     import slalom
@@ -44,9 +44,9 @@ class AbstractGradientMethods(AbstractDeclared):
 
         **Returns:** a transform.
         """
-        from ...wrappers import EveryK
-
-        return EveryK(self, k, mean=mean, accumulator_dtype=accumulator_dtype, skip=skip)
+        return library.wrappers.EveryK(
+            self, k, mean=mean, accumulator_dtype=accumulator_dtype, skip=skip
+        )
 
     @advise_keywords
     def if_finite(
@@ -67,9 +67,7 @@ class AbstractGradientMethods(AbstractDeclared):
 
         **Returns:** a transform.
         """
-        from ...wrappers import IfFinite
-
-        return IfFinite(self, max_consecutive_errors, on_limit, check)
+        return library.wrappers.IfFinite(self, max_consecutive_errors, on_limit, check)
 
     @advise_keywords
     def skip_spikes(
@@ -92,9 +90,7 @@ class AbstractGradientMethods(AbstractDeclared):
 
         **Returns:** a transform.
         """
-        from ...wrappers import SkipSpikes
-
-        return SkipSpikes(self, sigma, window, by, max_consecutive)
+        return library.wrappers.SkipSpikes(self, sigma, window, by, max_consecutive)
 
     @advise_keywords
     def combine(
@@ -116,9 +112,7 @@ class AbstractGradientMethods(AbstractDeclared):
 
         **Returns:** a transform.
         """
-        from ...wrappers import Combine
-
-        return Combine(self, combination, terms, every)
+        return library.wrappers.Combine(self, combination, terms, every)
 
     @advise_keywords
     def graft(self, magnitude: "slalom.AbstractTransform") -> "slalom.wrappers.Graft":
@@ -131,9 +125,7 @@ class AbstractGradientMethods(AbstractDeclared):
 
         **Returns:** a transform.
         """
-        from ...wrappers import Graft
-
-        return Graft(self, magnitude)
+        return library.wrappers.Graft(self, magnitude)
 
     @advise_keywords
     def when(
@@ -150,9 +142,7 @@ class AbstractGradientMethods(AbstractDeclared):
 
         **Returns:** a transform.
         """
-        from ...wrappers import When
-
-        return When(self, condition, otherwise)
+        return library.wrappers.When(self, condition, otherwise)
 
     @advise_keywords
     def scale_loss(
@@ -168,9 +158,7 @@ class AbstractGradientMethods(AbstractDeclared):
         **Returns:** a transform. `sl.train_step` scales the loss itself; in other loops, multiply
         it by `opt.loss_scale`.
         """
-        from ...wrappers import ScaleLoss
-
-        return ScaleLoss(self, initial, growth_interval)
+        return library.wrappers.ScaleLoss(self, initial, growth_interval)
 
     @advise_keywords
     def sam(
@@ -189,6 +177,4 @@ class AbstractGradientMethods(AbstractDeclared):
         **Returns:** a transform. `sl.train_step` computes the second gradient. By hand, pass the
         loss as a function of the model, as `value_fn`, to `opt.step`.
         """
-        from ...wrappers import Sam
-
-        return Sam(self, rho, adaptive, every)
+        return library.wrappers.Sam(self, rho, adaptive, every)

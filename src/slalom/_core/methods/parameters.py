@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...tree.types import Hyperparameter, WhereLike
 from ..protocol.parts import AbstractDeclared
-from ..text.messages import advise_keywords
+from ..text.messages import advise_keywords, library
 
 if TYPE_CHECKING:
     import slalom
@@ -36,9 +36,7 @@ class AbstractParameterMethods(AbstractDeclared):
 
         **Returns:** a transform.
         """
-        from ...wrappers import Mechanize
-
-        return Mechanize(self, weight_decay, eps, s_init, num_betas)
+        return library.wrappers.Mechanize(self, weight_decay, eps, s_init, num_betas)
 
     @advise_keywords
     def outer(
@@ -58,9 +56,7 @@ class AbstractParameterMethods(AbstractDeclared):
         **Returns:** a transform, which must be the last link of a chain.
         `opt.eval_params(model)` returns the model with the slow weights.
         """
-        from ...wrappers import Outer
-
-        return Outer(self, optimizer, every, reset_state)
+        return library.wrappers.Outer(self, optimizer, every, reset_state)
 
     @advise_keywords
     def lookahead(
@@ -101,9 +97,7 @@ class AbstractParameterMethods(AbstractDeclared):
         **Returns:** a transform, which must be the last link of a chain.
         `opt.eval_params(model)` returns the model with the average.
         """
-        from ...wrappers import Average
-
-        return Average(self, decay, debias)
+        return library.wrappers.Average(self, decay, debias)
 
     @advise_keywords
     def schedule_free(
@@ -144,9 +138,7 @@ class AbstractParameterMethods(AbstractDeclared):
         **Returns:** a transform, which must be the last link of a chain.
         `opt.eval_params(model)` returns the model with the average.
         """
-        from ...wrappers import ScheduleFree
-
-        return ScheduleFree(
+        return library.wrappers.ScheduleFree(
             self,
             b1,
             weight_lr_power,

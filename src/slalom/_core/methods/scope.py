@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...tree.types import WhereLike
 from ..protocol.parts import AbstractDeclared
-from ..text.messages import advise_keywords
+from ..text.messages import advise_keywords, library
 
 if TYPE_CHECKING:
     import slalom
@@ -31,9 +31,7 @@ class AbstractScopeMethods(AbstractDeclared):
 
         **Returns:** a transform.
         """
-        from ...wrappers import Mask
-
-        return Mask(self, where)
+        return library.wrappers.Mask(self, where)
 
     @advise_keywords
     def only(self, where: WhereLike) -> "slalom.wrappers.Only":
@@ -45,9 +43,7 @@ class AbstractScopeMethods(AbstractDeclared):
 
         **Returns:** a transform.
         """
-        from ...wrappers import Only
-
-        return Only(self, where)
+        return library.wrappers.Only(self, where)
 
     @advise_keywords
     def partition(
@@ -66,9 +62,7 @@ class AbstractScopeMethods(AbstractDeclared):
 
         **Returns:** a transform.
         """
-        from ...wrappers import Partition
-
-        return Partition.by_cases(self, others, names)
+        return library.wrappers.Partition.by_cases(self, others, names)
 
     @advise_keywords
     def maximize(self) -> "slalom.wrappers.Maximize":
@@ -76,9 +70,7 @@ class AbstractScopeMethods(AbstractDeclared):
 
         **Returns:** a transform, for a whole model or for some of its parameters.
         """
-        from ...wrappers import Maximize
-
-        return Maximize(self)
+        return library.wrappers.Maximize(self)
 
     @advise_keywords
     def flatten(self, max_size: int = 8192) -> "slalom.wrappers.Flatten":
@@ -90,9 +82,7 @@ class AbstractScopeMethods(AbstractDeclared):
 
         **Returns:** a transform.
         """
-        from ...wrappers import Flatten
-
-        return Flatten(self, max_size)
+        return library.wrappers.Flatten(self, max_size)
 
     @advise_keywords
     def split_complex(self) -> "slalom.wrappers.SplitComplex":
@@ -100,9 +90,7 @@ class AbstractScopeMethods(AbstractDeclared):
 
         **Returns:** a transform.
         """
-        from ...wrappers import SplitComplex
-
-        return SplitComplex(self)
+        return library.wrappers.SplitComplex(self)
 
     @advise_keywords
     def store(
@@ -121,9 +109,7 @@ class AbstractScopeMethods(AbstractDeclared):
 
         **Returns:** a transform.
         """
-        from ...wrappers import Store
-
-        return Store(self, codec, where, min_size=min_size)
+        return library.wrappers.Store(self, codec, where, min_size=min_size)
 
     @advise_keywords
     def write(
@@ -142,9 +128,7 @@ class AbstractScopeMethods(AbstractDeclared):
 
         **Returns:** a transform, which must be the last link of a chain.
         """
-        from ...wrappers import Write
-
-        return Write(self, policy, key)
+        return library.wrappers.Write(self, policy, key)
 
     @advise_keywords
     def drive(self, schedules: Mapping[str, Any]) -> "slalom.wrappers.Drive":
@@ -158,9 +142,7 @@ class AbstractScopeMethods(AbstractDeclared):
 
         **Returns:** a transform.
         """
-        from ...wrappers import Drive
-
-        return Drive(self, schedules)
+        return library.wrappers.Drive(self, schedules)
 
     @advise_keywords
     def record(self) -> "slalom.wrappers.Record":
@@ -168,6 +150,4 @@ class AbstractScopeMethods(AbstractDeclared):
 
         **Returns:** a transform.
         """
-        from ...wrappers import Record
-
-        return Record(self)
+        return library.wrappers.Record(self)

@@ -8,7 +8,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import jax
 import numpy as np
@@ -21,6 +21,12 @@ NEEDS_A_VALUE = (
 """JAX raises these where a traced array would need a value."""
 
 PACKAGE = __name__.partition(".")[0]
+if TYPE_CHECKING:
+    import slalom as library
+else:
+    library = sys.modules[PACKAGE]
+"""The package itself. Its names are there when its functions are called."""
+
 _BETWEEN = (PACKAGE, "equinox", "jax", "jaxtyping", "beartype", "contextlib")
 
 

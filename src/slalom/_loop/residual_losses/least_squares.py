@@ -112,26 +112,20 @@ class LeastSquares(AbstractCurvatureLoss):
             raise TypeError(
                 f"LeastSquares.weights must be a dict from blocks to numbers, got {weights!r}."
             )
-        options = {"weights": weights, "per_example": per_example, "in_axes": in_axes}
-        defaults = {"weights": 1.0, "per_example": True, "in_axes": None}
-        for name, option in options.items():
-            if isinstance(option, Mapping):
-                _check_names(f"LeastSquares.{name} names", option, functions)
 
-        def of_block(what: str, name: str) -> Any:
-            option, default = options[what], defaults[what]
+        def by_name(what: str, option: Any, default: Any) -> list[Any]:
+            """An option of each block."""
             if isinstance(option, Mapping):
-                return option.get(name, default)
-            return default if option is None else option
+                _check_names(f"LeastSquares.{what} names", option, functions)
+                return [option.get(name, default) for name in functions]
+            return [default if option is None else option] * len(functions)
 
-        self.terms = {
-            name: _Term(
-                f"block '{name}'" if self.named else "the residual",
-                function,
-                *(of_block(what, name) for what in options),
-            )
-            for name, function in functions.items()
-        }
+        weights = by_name("weights", weights, 1.0)
+        flags, axes = by_name("per_example", per_example, True), by_name("in_axes", in_axes, None)
+        self.terms = {}
+        for (name, function), *options in zip(functions.items(), weights, flags, axes, strict=True):
+            label = f"block '{name}'" if self.named else "the residual"
+            self.terms[name] = _Term(label, function, *options)
         if loss not in LOSSES:
             raise ValueError(
                 f"LeastSquares.loss must be one of {', '.join(map(repr, LOSSES))}, got {loss!r}."

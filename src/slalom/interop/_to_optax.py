@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 
@@ -12,12 +11,12 @@ from .._core.fields.hyperparams import bind_numbers
 from .._core.protocol.loss import loss_of
 from .._core.protocol.parts import transforms
 from .._core.protocol.transform import AbstractTransform, require_transform
-from .._loop.binding.binding import Arrays, init_state, is_abstract, on_param_devices
-from .._loop.binding.model import checked_split, split, strong
+from .._loop.binding.binding import bind_to_model
+from .._loop.binding.model import split
 from .._loop.binding.optimizer import Optimizer
 from .._loop.binding.stepping import KEYWORDS, as_keywords, check_guards
 from .._loop.programs.compiled import StepInputs, compiled_update
-from .._loop.reports.transform_checks import checked
+from ..tree.packed import unpack
 from ..tree.types import PyTree
 from . import _flax
 from ._optax import GradientTransformationExtraArgs, import_optax
@@ -87,7 +86,8 @@ def to_optax(
         _flax.register(ToOptaxState, names, renamed)
         plain = _flax.pure(params)
         if jax.tree.leaves(plain):
-            transform, inner, count = _bound(tx, plain, hyperparam_dtype)
+            arrays, _ = bind_to_model(tx, plain, None, hyperparam_dtype, is_whole=False)
+            transform, inner, count = map(unpack, arrays)
         else:
             # A group of `optax.partition` may be empty, and `optax.tree.map_params` passes no
             # arrays. An optimizer would be refused.
@@ -109,16 +109,6 @@ def to_optax(
         return _in_containers_of(updates, grads, new), _in_containers_of(state, plain, after)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _bound(tx: AbstractTransform[Any], params: PyTree, dtype: Any | None) -> Arrays:
-    """The transform with its numbers as arrays, its state and its count, as in an optimizer."""
-    if is_abstract(params):
-        return eqx.filter_eval_shape(_bound, tx, params, dtype)
-    params = jax.tree.map(strong, checked_split(params, None).params)
-    transform = checked(tx, params, dtype, is_whole=False)
-    arrays = Arrays(transform, init_state(transform, params), tree.fresh_count())
-    return on_param_devices(arrays, params)
 
 
 # --- one update -----------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 from jax.sharding import NamedSharding
 
+from ... import tree
 from ..._core.fields.hyperparams import all_targets
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import PARAM_LIKE, PER_PARAM, SPREAD
@@ -18,7 +19,9 @@ from ...tree.paths import dotted, example, leaf_paths
 from ...tree.sharding import is_on_host, mesh_sharding, to_device, to_host
 from ...tree.types import Params, PyTree, Tracer
 from ...where.resolve import Where
+from ..reports.transform_checks import checked
 from ..sharding.placement import StateSharding, remembered, sharding_on, state_shardings
+from .model import checked_split, strong
 
 
 class Arrays(NamedTuple):
@@ -55,6 +58,30 @@ class Binding:
 
 def _unpickle(trainable: Where | None, params: PyTree) -> Binding:
     return Binding(trainable, jax.tree.structure(params))
+
+
+def bind_to_model(
+    transform: AbstractTransform[Any],
+    model: PyTree,
+    trainable: Where | None,
+    dtype: Any | None,
+    *,
+    is_whole: bool = True,
+) -> tuple[Arrays, Binding]:
+    """The fields of a new optimizer, after all checks; with shapes for a model of shapes.
+
+    **Arguments:**
+
+    - `transform`, `model`, `trainable`, `dtype`: as in `Optimizer`.
+    - `is_whole`: whether no other transform follows, as in `checked`.
+    """
+
+    def make(model: PyTree) -> tuple[Arrays, Binding]:
+        params = jax.tree.map(strong, checked_split(model, trainable).params)
+        bound = checked(transform, params, dtype, is_whole)
+        return bind(bound, init_state(bound, params), tree.fresh_count(), params, trainable)
+
+    return eqx.filter_eval_shape(make, model) if is_abstract(model) else make(model)
 
 
 def bind(

@@ -1,16 +1,13 @@
 """The optimizer: a transform, its state and a step count, bound to the parameters of one model."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from ... import tree
 from ..._core.fields.hyperparams import replace
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.slots import reset
@@ -24,13 +21,12 @@ from ...where.resolve import as_where, as_where_or_none
 from ..programs.compiled import StepInputs, compiled_step, compiled_update, release
 from ..reports.rebind import AS_BEFORE, AsBefore, Rebinding, Rebound, carry
 from ..reports.rows import rows_of
-from ..reports.transform_checks import checked
 from ..sharding.placement import StateSharding
 from ..sharding.shard import ShardedState, shard
 from .abstract_optimizer import AbstractOptimizer
-from .binding import bind, init_state, is_abstract, no_transform
+from .binding import bind, bind_to_model, init_state, no_transform
 from .loop_warnings import watch_results
-from .model import Model, check_bound, checked_split, split, strong
+from .model import Model, check_bound, split, strong
 from .stepping import KEYWORDS, as_keywords, check_guards, check_one_run, check_readable
 
 _BOUND = (
@@ -89,17 +85,7 @@ class Optimizer(AbstractOptimizer):
         if model is None:
             raise TypeError(_BOUND)
         where = as_where_or_none(trainable)
-        if is_abstract(model):
-            make = functools.partial(
-                Optimizer, transform, trainable=where, hyperparam_dtype=hyperparam_dtype
-            )
-            shapes = eqx.filter_eval_shape(make, model)
-            self.arrays, self.binding = shapes.arrays, shapes.binding
-            return
-        params = jax.tree.map(strong, checked_split(model, where).params)
-        checked_one = checked(transform, params, hyperparam_dtype)
-        state = init_state(checked_one, params)
-        self.arrays, self.binding = bind(checked_one, state, tree.fresh_count(), params, where)
+        self.arrays, self.binding = bind_to_model(transform, model, where, hyperparam_dtype)
         release(transform, self.binding)
 
     _refuses_calls: ClassVar[bool] = True

@@ -13,17 +13,6 @@ MOST_PRODUCTS = 20
 """The largest number of products with the Hessian, and the steps between two such searches."""
 
 
-class Newton(NamedTuple):
-    """Newton's step −H⁻¹·g, or the part of it that a few products with H have found."""
-
-    decrease: Scalar
-    """½·gᵀH⁻¹g, by which the loss falls if it is a parabola."""
-    length: Scalar
-    """‖sizes·H⁻¹g‖."""
-    products: Int[Array, ""]
-    """The number of products."""
-
-
 class _Search(NamedTuple):
     products: Array
     on: Array
@@ -40,11 +29,9 @@ def newton(
     gradient: Float[Array, " params"],
     sizes: Float[Array, " params"],
     wanted: Bool[Array, ""],
-) -> Newton:
-    """Newton's step, in units in which the parameters have similar sizes.
-
-    Both numbers grow with each product, so they are lower bounds. At a negative curvature they are
-    infinite: there is no minimum near.
+) -> tuple[Scalar, Scalar, Int[Array, ""]]:
+    """Newton's step −H⁻¹·g, or the part of it that a few products with H find, in units in which
+    the parameters have similar sizes.
 
     **Arguments:**
 
@@ -53,6 +40,10 @@ def newton(
     - `sizes`: what the entries of the step are multiplied by in its length. If all are 0, nothing
         can move, and both numbers are infinite.
     - `wanted`: whether the result is used. If not, there are no products, also under `vmap`.
+
+    **Returns:** ½·gᵀH⁻¹g, by which the loss falls if it is a parabola; the length ‖sizes·H⁻¹g‖;
+    and the number of products. The first two grow with each product, so they are lower bounds. At a
+    negative curvature they are infinite: there is no minimum near.
     """
     eps = jnp.finfo(gradient.dtype).eps
     squares = jnp.vdot(gradient, gradient)
@@ -99,8 +90,6 @@ def newton(
     )
     # Where nothing can move there is no minimum.
     still = wanted & jnp.all(sizes == 0)
-    return Newton(
-        jnp.where(still, jnp.inf, end.decrease),
-        jnp.where(still, jnp.inf, jnp.linalg.norm(sizes * end.x)),
-        end.products,
-    )
+    decrease = jnp.where(still, jnp.inf, end.decrease)
+    length = jnp.where(still, jnp.inf, jnp.linalg.norm(sizes * end.x))
+    return decrease, length, end.products

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from ... import tree
@@ -23,7 +22,7 @@ from ..binding.model import Split, split, strong
 from ..binding.optimizer import Optimizer
 from ..residual_losses import linearized, residual_loss
 from ..training.loss import checked_loss
-from .newton import MOST_PRODUCTS, Newton, newton
+from .newton import MOST_PRODUCTS, newton
 from .runs import send
 
 REASONS = {
@@ -207,7 +206,10 @@ class Solver(NamedTuple):
         """The position of the reason to stop, or −1, the steps until Newton's step may be computed
         again, and how many evaluations it took."""
         value = jnp.abs(now.value)
-        tols = SimpleNamespace(**{**default_tolerances(value.dtype), **self.problem.tolerances})
+        # 1e-8 as in `scipy.optimize.least_squares`, or ε^⅔ where that is larger: a rule that
+        # converges faster than linearly reaches it a step before rounding.
+        tol = jnp.asarray(max(jnp.finfo(value.dtype).eps ** (2 / 3), 1e-8), value.dtype)
+        tols = SimpleNamespace(**{"ftol": tol, "xtol": tol, "gtol": tol} | self.problem.tolerances)
         change, still, ahead = self._last_step(c, now, tols.ftol.astype(value.dtype) * value)
         moved = (c.idle == 0) & (c.steps > 0)
         short, flat, rounded, finite = self._everywhere(
@@ -219,12 +221,11 @@ class Solver(NamedTuple):
         claims = (telling & (change | short)) | (moved & still & change) | (c.idle > 0)
         claims |= rounded
         checked = claims & (c.unchecked == 0) & (c.code < 0)
-        found = self._newton(c, now, can_move, residuals, checked)
+        decrease, length, products = self._newton(c, now, can_move, residuals, checked)
         # As Gill, Murray and Wright: where the loss has its digits, the parameters have half.
-        least = (tols.ftol.astype(value.dtype) * value).astype(found.decrease.dtype)
+        least = (tols.ftol.astype(value.dtype) * value).astype(decrease.dtype)
         longest = jnp.maximum(tols.xtol, jnp.finfo(value.dtype).eps ** 0.5)
-        near = found.length <= longest.astype(found.length.dtype)
-        done = checked & ((found.decrease <= least) | near)
+        done = checked & ((decrease <= least) | (length <= longest.astype(length.dtype)))
         unchecked = jnp.where(checked, MOST_PRODUCTS, jnp.maximum(c.unchecked - 1, 0))
 
         # The first step projects a start outside.
@@ -244,7 +245,7 @@ class Solver(NamedTuple):
         for i, name in enumerate(REASONS):
             if name in met:
                 code = jnp.where(met[name], i, code)
-        return code, unchecked, found.products
+        return code, unchecked, products
 
     def _last_step(self, c: _Carry, now: _Point, least: Scalar) -> tuple[Array, Array, Array]:
         """Whether the last step hardly changed the loss; whether it changed it by no more than
@@ -286,7 +287,7 @@ class Solver(NamedTuple):
 
     def _newton(
         self, c: _Carry, now: _Point, can_move: Array, residuals: Residuals | None, wanted: Array
-    ) -> Newton:
+    ) -> tuple[Scalar, Scalar, Int[Array, ""]]:
         """Newton's step in units of the sizes, over the parameters that can move."""
         params, gradient, sizes = c.params, now.gradient, now.sizes
         largest = jnp.where(sizes > 0, sizes, 1)
@@ -360,13 +361,6 @@ class Solver(NamedTuple):
 
     def _tree(self, leaves: list[Array]) -> PyTree:
         return jax.tree.structure(self.whole.params).unflatten(leaves)
-
-
-def default_tolerances(dtype: np.dtype) -> dict[str, Array]:
-    """1e-8 as in `scipy.optimize.least_squares`, or ε^⅔ where that is larger: a rule that converges
-    faster than linearly reaches it a step before rounding."""
-    least = jnp.asarray(max(jnp.finfo(dtype).eps ** (2 / 3), 1e-8), dtype)
-    return {"ftol": least, "xtol": least, "gtol": least}
 
 
 def along_sets(part: Part, params: list[Array], grads: list[Array]) -> list[Array]:

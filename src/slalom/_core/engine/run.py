@@ -39,7 +39,7 @@ from .encoded import (
     signal_of,
     stored_like,
 )
-from .matrices import Seen, matrices
+from .matrices import Seen, is_number, matrices
 from .phases import (
     LeafInputs,
     LeafSums,
@@ -246,12 +246,10 @@ class _RuleStep:
         with part.scope():
             self.now = at_step(self.rule, vars(self.rule.at(context)))
             if "value" in self.rule.needs:
-                value = self.rule.demand("value", context.value)
-                self.now.value = as_float(value)
+                self.now.value = as_float(self.rule.demand("value", context.value))
             self.now.begin(self.scalars)
-        self.grads: list[Any] = [None] * len(at.leaves)
-        if "grad" in needed:
-            self.grads = inside.flatten_up_to(needed["grad"])
+        of_loss = needed.get("grad")
+        self.grads = [None] * len(at.leaves) if of_loss is None else inside.flatten_up_to(of_loss)
         self.shapes = as_if_decoded(updates) if whole else part.params
         if self.rule.over == "matrix":
             self.plan = matrices(self.rule, self.shapes)
@@ -331,7 +329,7 @@ class _RuleStep:
             scalars = jax.tree.leaves(self.sums)
             false = functools.reduce(jnp.logical_or, map(tree.false_after, scalars))
             for name, x in self.numbers.items():
-                if x is not None and x.dtype != bool and not is_key(x):
+                if is_number(x):
                     setattr(self.now, name, tree.once_known(x, false))
         self.divide()
 
@@ -391,8 +389,7 @@ class _RuleStep:
             at_leaf = jax.jit(at_leaf, static_argnums=0)
 
         def measure(factors: Sequence[dict[str, Any]] | None = None) -> list[LeafSums]:
-            scales = factors or [{}] * len(rows)
-            return list(map(at_leaf, self.plan, rows, scales))
+            return list(map(at_leaf, self.plan, rows, factors or [{}] * len(rows)))
 
         self.passes.append(measure)
         self.sums = [a | b for a, b in zip(self.sums, measure(), strict=True)]

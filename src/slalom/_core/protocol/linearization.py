@@ -4,7 +4,6 @@ import abc
 import copy
 import functools
 import itertools
-import math
 import operator
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -91,7 +90,7 @@ class Linearization:
             outputs = self._outputs(params)
         self.outputs: list[Array] = list(outputs)
         self._local = [b.local(z) for b, z in zip(self.blocks, outputs, strict=True)]
-        self.num_rows = sum(math.prod(z.shape) for z in outputs)
+        self.num_rows = sum(z.size for z in outputs)
         """N, the number of rows."""
         self._jacobian: Array | None = None
         self._free: Array | None = None

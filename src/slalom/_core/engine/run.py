@@ -175,7 +175,7 @@ def _over_leaves(
         if any(run.rule.over == "matrix" for run in acting):
             u = tree.after(u, done)  # the products of all leaves share scratch memory
         rules = [
-            run.inputs_of(run.positions[i], None, None, run.seeds(paths[i], seed_of))
+            run.inputs_of(run.positions[i], None, None, seed_of and run.seeds(paths[i], seed_of))
             for run in acting
         ]
         result, new = at_leaf(facts, _Leaf(u, params[i], rules), signal)

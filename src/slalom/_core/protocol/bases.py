@@ -30,13 +30,15 @@ class AbstractRunTransform(AbstractTransform[State]):
         params: Params | None = None,
         context: Context | None = None,
     ) -> tuple[Updates, State]:
-        return self.run(Part.root(self, state, context, params).with_context(), RETURN, updates)
+        context = Context() if context is None else context
+        return self.run(Part.root(self, state, context, params), RETURN, updates)
 
     @advise_inputs
     def step(
         self, grads: Gradients, state: State, params: Params, context: Context | None = None
     ) -> tuple[Params, State]:
-        return self.run(Part.root(self, state, context, params).with_context(), ADD, grads)
+        context = Context() if context is None else context
+        return self.run(Part.root(self, state, context, params), ADD, grads)
 
 
 class AbstractStatelessTransform(AbstractTransform[None]):

@@ -77,7 +77,8 @@ class Part(NamedTuple):
 
         **Returns:** the result of `write` for the transform's updates, and its new state.
         """
-        module, here = self.module, self.with_context()
+        module = self.module
+        here = self.with_context() if self.context is None else self
         self.refuse_parts(updates)
         with self.scope():
             if "updates" not in module.reads_encoded:

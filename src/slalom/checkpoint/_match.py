@@ -95,9 +95,16 @@ class Loaded(dict[str, Any]):
 
 
 class _Findings:
-    """The matches and differences so far."""
+    """The matches and differences so far.
 
-    def __init__(self):
+    **Arguments:**
+
+    - `source`: what was read.
+    - `take_hyperparams`: whether to use its hyperparameters.
+    """
+
+    def __init__(self, source: Source, take_hyperparams: bool):
+        self.source, self.take_hyperparams = source, take_hyperparams
         self.values: dict[str, Any] = {}
         """The new values of leaves, by their names in the program."""
         self.used: set[str] = set()
@@ -152,9 +159,9 @@ def assemble(
     """
     if hyperparams not in ("program", "file"):
         raise ValueError(f'`hyperparams` must be "program" or "file", got {hyperparams!r}.')
-    findings = _Findings()
+    findings = _Findings(source, take_hyperparams=hyperparams == "file")
     for root, template in templates.items():
-        _compare(root, template, source, hyperparams == "file", findings)
+        _compare(root, template, findings)
     asked = (name for name in source.items if name.partition(".")[0] in templates)
     findings.note("unexpected", *(name for name in asked if name not in findings.used))
     report = findings.report()
@@ -183,9 +190,7 @@ def assemble(
     return loaded
 
 
-def _compare(
-    root: str, template: PyTree, source: Source, take_hyperparams: bool, findings: _Findings
-) -> None:
+def _compare(root: str, template: PyTree, findings: _Findings) -> None:
     """Matches the leaves of a tree with the source."""
     leaves = saved_leaves(root, template)
     for name, leaf in leaves.items():
@@ -195,10 +200,10 @@ def _compare(
                 "JAX transforms. Load it first, and pass what it holds."
             )
     for path, opt in optimizers(root, template).items():
-        for name in _compare_optimizers(path, opt, source, take_hyperparams, findings):
+        for name in _compare_optimizers(path, opt, findings):
             leaves.pop(name, None)
     for name, leaf in leaves.items():
-        findings.take_if_alike(name, leaf, source.items.get(name))
+        findings.take_if_alike(name, leaf, findings.source.items.get(name))
     findings.used.update(leaves)
 
 
@@ -220,14 +225,12 @@ class _Pair(NamedTuple):
     """The old leaf that each new one takes."""
 
 
-def _compare_optimizers(
-    path: str, opt: Optimizer, source: Source, take_hyperparams: bool, findings: _Findings
-) -> set[str]:
+def _compare_optimizers(path: str, opt: Optimizer, findings: _Findings) -> set[str]:
     """Matches the arrays of an optimizer with the source, by the rules of `opt.rebind`.
 
     **Returns:** their names, without that of the count.
     """
-    program = layout_of(opt, f"{path}.")
+    source, program = findings.source, layout_of(opt, f"{path}.")
     saved = source.layouts.get(path, program)
     arrays = {f"{path}.{name}": x for name, x in named_arrays(opt.arrays).items()}
     codecs = {repr(x.codec): x.codec for x in program["state"].leaves if is_encoded(x)}
@@ -248,7 +251,7 @@ def _compare_optimizers(
         by = _by_name(program[part], new, full, old) if by_name else transfer(old, new, can_follow)
         return _Pair(program[part], new, full, old, by)
 
-    _compare_rules(pair("rules"), take_hyperparams, findings)
+    _compare_rules(pair("rules"), findings)
     _compare_states(path, pair("state"), count, findings)
     return {name for side in program.values() for x in side.leaves for name in jax.tree.leaves(x)}
 
@@ -266,8 +269,8 @@ def _by_name(program: Side, new: Side, saved: Side, old: Side) -> Transfer:
     return Transfer(origins, fits, {}, {}, {*fits.values()})
 
 
-def _compare_rules(rules: _Pair, take_hyperparams: bool, findings: _Findings) -> None:
-    origins = rules.moved.origins
+def _compare_rules(rules: _Pair, findings: _Findings) -> None:
+    origins, take_hyperparams = rules.moved.origins, findings.take_hyperparams
     for i, (name, leaf) in enumerate(zip(rules.program.leaves, rules.new.leaves, strict=True)):
         value = rules.old.leaves[origins[i]] if i in origins else None
         if take_hyperparams or isinstance(leaf, jax.ShapeDtypeStruct):

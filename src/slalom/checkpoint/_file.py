@@ -19,18 +19,16 @@ import numpy as np
 from ._format import (
     DTYPES,
     INSTEAD,
-    LARGEST_HEADER,
     PIECE,
     VALUES,
     DamagedError,
     Entry,
     NewerVersionError,
     checksum,
-    decoded,
     encoded,
-    not_safetensors,
     parsing,
     pieces,
+    read_header,
 )
 from ._replace import replacing
 
@@ -243,14 +241,7 @@ class File:
         self._what = f"'{self._path}'"
         self._file = _opened(self._path)
         try:
-            size = os.fstat(self._file.fileno()).st_size
-            length = int.from_bytes(self._file.read(8), "little")
-            if size < 8 or length > min(size - 8, LARGEST_HEADER):
-                why = f"{size} bytes" if size < 8 else "a header of impossible length"
-                raise DamagedError(not_safetensors(self._what, why))
-            self._start = 8 + length
-            head = self._file.read(length)
-            self.text, self._entries = decoded(head, size - self._start, self._what)
+            self.text, self._entries, self._start = read_header(self._file, self._what)
         except BaseException:
             self._file.close()
             raise

@@ -5,11 +5,12 @@ Nothing here needs JAX, so a program that only copies or checks files starts fas
 
 import json
 import math
+import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -138,17 +139,22 @@ def encoded(text: Mapping[str, str], entries: Mapping[str, Entry]) -> bytes:
 # --- reading --------------------------------------------------------------------------------
 
 
-def decoded(head: bytes, body: int, what: str) -> tuple[dict[str, str], dict[str, Entry]]:
-    """The text of a header and its entries.
+def read_header(file: IO[bytes], what: str) -> tuple[dict[str, str], dict[str, Entry], int]:
+    """The text of a header, its entries, and the position of the arrays.
 
     **Arguments:**
 
-    - `head`: the header.
-    - `body`: the number of bytes after it.
+    - `file`: the file, at its start.
     - `what`: the file, for errors.
 
     **Raises:** `DamagedError` for anything that `encoded` would not have written.
     """
+    size = os.fstat(file.fileno()).st_size
+    length = int.from_bytes(file.read(8), "little")
+    if size < 8 or length > min(size - 8, LARGEST_HEADER):
+        why = f"{size} bytes" if size < 8 else "a header of impossible length"
+        raise DamagedError(_not_safetensors(what, why))
+    head, body = file.read(length), size - 8 - length
     at = len(_START)
     if not head.startswith(_START):
         raise DamagedError(_foreign(head, what))
@@ -168,7 +174,7 @@ def decoded(head: bytes, body: int, what: str) -> tuple[dict[str, str], dict[str
             f"{what} is damaged: its arrays have {expected:,} bytes, and the file has {body:,} for "
             f"them. {INSTEAD}"
         )
-    return text, entries
+    return text, entries, 8 + length
 
 
 def _foreign(head: bytes, what: str) -> str:
@@ -178,7 +184,7 @@ def _foreign(head: bytes, what: str) -> str:
     except (ValueError, RecursionError):
         layout = None
     if not isinstance(layout, dict):
-        return not_safetensors(what, "its header is not JSON")
+        return _not_safetensors(what, "its header is not JSON")
     text = layout.get("__metadata__")
     # Without this key, it is the start of this very version that is damaged.
     if isinstance(text, dict) and text.get("format") == FORMAT and "header_checksum" in text:
@@ -193,7 +199,7 @@ def _foreign(head: bytes, what: str) -> str:
     )
 
 
-def not_safetensors(what: str, why: str) -> str:
+def _not_safetensors(what: str, why: str) -> str:
     """The message for a file without a readable header."""
     return f"{what} is damaged, or is not a safetensors file ({why}). {INSTEAD}"
 

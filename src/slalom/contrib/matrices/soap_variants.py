@@ -98,7 +98,7 @@ class ScaleByKlSoap(AbstractInEigenbasis[ScaleByKlSoapState]):
 
     def init(self, params: Params) -> ScaleByKlSoapState:
         def variances(rows: int, columns: int, dtype: np.dtype) -> tuple[Array, ...]:
-            factors = self.zeros(rows, columns, dtype)
+            factors = self._zeros(rows, columns, dtype)
             return tuple(jnp.zeros(len(x), tree.real_dtype(dtype)) for x in factors)
 
         new = self.for_each_matrix(params, variances)
@@ -223,13 +223,13 @@ class ScaleBySplus(AbstractTwoSided[ScaleBySplusState]):
 
     def init(self, params: Params) -> ScaleBySplusState:
         def identity(rows: int, columns: int, dtype: np.dtype) -> tuple[Array, ...]:
-            return tuple(jnp.eye(len(x), dtype=dtype) for x in self.zeros(rows, columns, dtype))
+            return tuple(jnp.eye(len(x), dtype=dtype) for x in self._zeros(rows, columns, dtype))
 
         return ScaleBySplusState(
             age=tree.fresh_count(),
             since=tree.fresh_count(),
             mu=first_moment(self, params, "b1"),
-            statistics=self.for_each_matrix(params, self.zeros),
+            statistics=self.for_each_matrix(params, self._zeros),
             unit=self.for_each_matrix(params, lambda *_: (jnp.zeros((), jnp.float32),)),
             basis=self.for_each_matrix(params, identity),
         )

@@ -96,7 +96,7 @@ class AbstractTwoSided(AbstractRefreshed[State], _AbstractTwoSidedFields):
     def notes(self, params: Params) -> tuple[str | None, ...]:
         return sides_as_text(self, params, "unrotated")
 
-    def zeros(self, rows: int, columns: int, dtype: np.dtype) -> tuple[Array, ...]:
+    def _zeros(self, rows: int, columns: int, dtype: np.dtype) -> tuple[Array, ...]:
         """Zeros for the factor of each side that has one."""
         shape = (rows, columns)
         sides = zip(has_factor(shape, self.max_size), shape, strict=True)

@@ -90,8 +90,8 @@ class AbstractInEigenbasis(AbstractTwoSided[EigenState]):
             "since": tree.fresh_count(),
             "rotated_mu": first_moment(self, params, "b1"),
             "rotated_nu": tree.second_moment(params),
-            "statistics": self.for_each_matrix(params, self.zeros),
-            "basis": self.for_each_matrix(params, self.zeros),
+            "statistics": self.for_each_matrix(params, self._zeros),
+            "basis": self.for_each_matrix(params, self._zeros),
         }
 
     # --- one matrix -------------------------------------------------------------------------

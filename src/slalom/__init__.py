@@ -154,8 +154,8 @@ with _checked:
     from .rules.matrices.orthogonalize import Orthogonalize as Orthogonalize, muon as muon
     from .rules.matrices.shampoo import ScaleByShampoo as ScaleByShampoo, shampoo as shampoo
     from .rules.matrices.soap import ScaleBySoap as ScaleBySoap, soap as soap
-    from .rules.measuring.check_finite import CheckFinite as CheckFinite
     from .rules.measuring.monitor import (
+        CheckFinite as CheckFinite,
         MeasureWithEma as MeasureWithEma,
         Monitor as Monitor,
         Snapshot as Snapshot,

@@ -8,8 +8,7 @@ from ..._core.protocol.parts import Part, inner_transforms, transforms
 from ..._core.protocol.wrapper import AbstractWrapper
 from ...rules._base import AbstractTransform, advise_keywords
 from ...rules.matrices.matrix_norms import ScaleByRowRms
-from ...rules.measuring.check_finite import CheckFinite
-from ...rules.measuring.monitor import Monitor
+from ...rules.measuring.monitor import CheckFinite, Monitor
 from ...rules.momentum.momentum import Ema, Trace
 from ...rules.shaping.clip import Clip, ClipByGlobalNorm, ZClip
 from ...rules.shaping.constrain import Cautious, SetToZero

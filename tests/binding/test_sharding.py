@@ -51,9 +51,10 @@ def step(params, opt):
 
 
 PRODUCT = [(rule, axes) for axes in AXES for rule in RULES]
+EVERYDAY = ("adafactor", "automatic"), ("adam", "explicit")
 
 
-@pytest.mark.parametrize("case", sampled(PRODUCT, ("adafactor", "automatic"), turn=2), ids="-".join)
+@pytest.mark.parametrize("case", sampled(PRODUCT, *EVERYDAY, turn=2), ids="-".join)
 def test_state_is_sharded_like_parameters_and_steps_are_those_of_one_device(case):
     tx, params = RULES[case[0]], sharded(AXES[case[1]])
     opt = sl.Optimizer(tx, params)

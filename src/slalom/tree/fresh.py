@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jaxtyping import Array, Int
 
 from .dtypes import accumulation_dtype, canonical, real_dtype, storage_dtype, sum_dtype
@@ -43,7 +43,12 @@ def _zeros_like(x: Any, dtype: Any) -> Array:
         # A tracer does not show its sharding along automatic axes, but XLA shards results computed
         # from it alike. The condition is always false, also for NaN, which XLA does not know.
         never = jnp.real(x) > jnp.inf
-        return jax.lax.select(never, jnp.ones_like(zeros), zeros) if under_jit(x) else zeros
+        if under_jit(x):
+            zeros = jax.lax.select(never, jnp.ones_like(zeros), zeros)
+        # From JAX 0.12 on, `jnp.zeros_like` has explicit axes only inside of `jax.set_mesh`.
+        sharding = jax.typeof(x).sharding
+        explicit = AxisType.Explicit in sharding.mesh.axis_types
+        return jax.sharding.reshard(zeros, sharding) if explicit else zeros
     sharding = x.sharding if isinstance(x, jax.Array) and x.committed else None
     return _zeros(sharding, np.shape(x), np.dtype(dtype))
 

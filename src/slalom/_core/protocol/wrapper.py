@@ -48,6 +48,10 @@ class AbstractWrapper(AbstractComposite[State]):
     ```
 
     A wrapper with a clock of its own for the inner transform also writes `inner_context`.
+
+    **Arguments:**
+
+    - `inner`: the transform inside.
     """
 
     inner: AbstractTransform[Any]
@@ -96,6 +100,10 @@ class AbstractPacedWrapper(AbstractWrapper[State]):
 
     A subclass writes `init` and `run`, usually with `run_if`. Its state has
     `inner`, the inner transform's state, and `count`, how often it has run: its clock.
+
+    **Arguments:**
+
+    - `inner`: the transform inside.
     """
 
     has_clock: ClassVar[bool] = True

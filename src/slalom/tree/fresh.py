@@ -45,12 +45,19 @@ def _zeros_like(x: Any, dtype: Any) -> Array:
         never = jnp.real(x) > jnp.inf
         if under_jit(x):
             zeros = jax.lax.select(never, jnp.ones_like(zeros), zeros)
-        # From JAX 0.12 on, `jnp.zeros_like` has explicit axes only inside of `jax.set_mesh`.
-        sharding = jax.typeof(x).sharding
-        explicit = AxisType.Explicit in sharding.mesh.axis_types
-        return jax.sharding.reshard(zeros, sharding) if explicit else zeros
+        return _along_explicit_axes(zeros, jax.typeof(x).sharding)
     sharding = x.sharding if isinstance(x, jax.Array) and x.committed else None
     return _zeros(sharding, np.shape(x), np.dtype(dtype))
+
+
+def _along_explicit_axes(x: Array, sharding: Any) -> Array:
+    """A traced array with this sharding, if its axes are explicit.
+
+    From JAX 0.12 on, `jnp.zeros` and `jnp.zeros_like` have it only inside of `jax.set_mesh`.
+    """
+    named = isinstance(x, Tracer) and isinstance(sharding, NamedSharding)
+    explicit = named and AxisType.Explicit in sharding.mesh.axis_types
+    return jax.sharding.reshard(x, sharding) if explicit else x
 
 
 def _zeros(sharding: Any, shape: tuple[int, ...], dtype: np.dtype) -> Array:
@@ -167,7 +174,7 @@ def zeros_of(shapes: PyTree, like: PyTree = None) -> PyTree:
         sharding = s.sharding
         if isinstance(sharding, NamedSharding) and mesh is not None:
             sharding = NamedSharding(mesh, sharding.spec)
-        x = jnp.zeros(s.shape, s.dtype, device=sharding)
+        x = _along_explicit_axes(jnp.zeros(s.shape, s.dtype, device=sharding), sharding)
         # Inside `jax.shard_map` values that differ between devices have another type.
         varying = () if s.manual_axis_type is None else tuple(s.manual_axis_type.varying)
         return jax.lax.pcast(x, varying, to="varying") if varying else x

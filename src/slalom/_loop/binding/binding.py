@@ -72,8 +72,10 @@ def bind_to_model(
 
     **Arguments:**
 
-    - `transform`, `model`, `trainable`, `dtype`: as in `Optimizer`.
-    - `is_whole`: whether no other transform follows, as in `checked`.
+    - `transform`: the transform to bind.
+    - `model`, `trainable`: as in `Optimizer`.
+    - `dtype`: the dtype of all hyperparameters, or `None` for their own.
+    - `is_whole`: whether it is the whole optimizer, which must not ascend.
     """
 
     def make(model: PyTree) -> tuple[Arrays, Binding]:

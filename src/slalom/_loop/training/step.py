@@ -185,13 +185,13 @@ class TrainStep(Generic[P, R]):
     ) -> tuple[Any, ...]:
         """The results of a call."""
         if self.options.donate is False:
-            results, guarded = _called(program, inputs)
+            results, guarded = _unpacked(*program(inputs))
         else:
             count = inputs.opt.arrays.count
             if not is_deleted(count):  # otherwise the caller has yet to fetch the results
                 self.last = None
             with HeldSignals(inputs) as held:
-                results, guarded = _called(program, inputs)
+                results, guarded = _unpacked(*program(inputs))
                 # Whatever the caller does next, a signal may come before the assignment. Under an
                 # outer transformation nothing was donated, and tracers must not be kept.
                 if is_deleted(count):
@@ -279,10 +279,9 @@ def _no_optimizer(model: Any, opt: Any) -> str:
     return f"{message} Create one before the loop: `opt = sl.Optimizer(tx, model)`."
 
 
-def _called(
-    program: Program[TrainingInputs, Any], inputs: TrainingInputs
-) -> tuple[tuple[Any, ...], list[Any]]:
-    after, (others, guarded) = program(inputs)
+def _unpacked(after: TrainingInputs, other: Any) -> tuple[tuple[Any, ...], list[Any]]:
+    """The results for the caller, and what guards the steps."""
+    others, guarded = other
     return (after.model, after.opt, *others), guarded
 
 

@@ -65,15 +65,7 @@ class ScaleByRowRms(AbstractRule[ScaleByRowRmsState]):
         views = matrices(self, params)
         warn_guessed(self, params)
         leaves, structure = jax.tree.flatten(params)
-
-        def row_sums(leaves: list[Array]) -> list[tuple[Array]]:
-            pairs = zip(views, leaves, strict=True)
-            return [
-                (jnp.sum(m.read(x).real, -1, tree.sum_dtype(x), keepdims=True),) for m, x in pairs
-            ]
-
-        # Explicit axes of the parameters are those of the sums.
-        nu = tree.zeros_of(jax.eval_shape(row_sums, leaves), leaves)
+        nu = [tree.zeros_of_sums(m.read(x), [2]) for m, x in zip(views, leaves, strict=True)]
         return ScaleByRowRmsState(structure.unflatten(nu))
 
     def notes(self, params: Params) -> tuple[str | None, ...]:

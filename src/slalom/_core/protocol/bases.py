@@ -30,15 +30,15 @@ class AbstractRunTransform(AbstractTransform[State]):
         params: Params | None = None,
         context: Context | None = None,
     ) -> tuple[Updates, State]:
-        context = Context() if context is None else context
-        return self.run(Part.root(self, state, context, params), RETURN, updates)
+        here = Part.root(self, state, context, params).with_context()
+        return self.run(here, RETURN, updates)
 
     @advise_inputs
     def step(
         self, grads: Gradients, state: State, params: Params, context: Context | None = None
     ) -> tuple[Params, State]:
-        context = Context() if context is None else context
-        return self.run(Part.root(self, state, context, params), ADD, grads)
+        here = Part.root(self, state, context, params).with_context()
+        return self.run(here, ADD, grads)
 
 
 class AbstractStatelessTransform(AbstractTransform[None]):

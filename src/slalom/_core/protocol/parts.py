@@ -78,7 +78,7 @@ class Part(NamedTuple):
         **Returns:** the result of `write` for the transform's updates, and its new state.
         """
         module = self.module
-        here = self.with_context() if self.context is None else self
+        here = self.with_context()
         self.refuse_parts(updates)
         with self.scope():
             if "updates" not in module.reads_encoded:

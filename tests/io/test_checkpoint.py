@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from trained import MODEL, after_steps, blank
+from trained import GRADS, MODEL, after_steps, blank
 
 import slalom as sl
 from helpers import assert_same_bits, kind_of, mlp
@@ -178,6 +178,17 @@ def test_models_of_one_array_batches_of_runs_and_typed_keys_come_back(path):
     assert_same_bits(loaded["opt"], opts)
     with pytest.raises(sl.checkpoint.MismatchError, match=r"count is \(2,\) in the file"):
         sl.checkpoint.load(path, opt=make(0.1))
+
+    # They are matched as one run is, and a new parameter has its own age in each of them.
+    opts = eqx.filter_vmap(lambda opt: opt.step(MODEL, GRADS)[1])(opts)
+    sl.checkpoint.save(path, opt=opts)
+    rates, grown = jnp.array([0.1, 0.2]), MODEL | {"new": jnp.ones(2)}
+    tx = eqx.filter_vmap(lambda rate: sl.Clip(9.0) | sl.adam(rate).every_k(2))(rates)
+    fresh = eqx.filter_vmap(lambda tx: sl.Optimizer(tx, grown))(tx)
+    loaded = sl.checkpoint.load(path, opt=fresh, strict=False)["opt"]
+    assert loaded.state_of("scale_by_adam").age.tolist() == [[1, 0, 1], [1, 0, 1]]
+    rebound = eqx.filter_vmap(lambda opt, tx: opt.rebind(grown, tx=tx)[0])(opts, tx)
+    assert_same_bits(loaded, rebound)
 
     raw = jax.random.PRNGKey(1)
     for impl in ("threefry2x32", "rbg", "unsafe_rbg"):

@@ -99,12 +99,12 @@ def layouts(file: File) -> dict[str, StateLayout]:
         for path, layout in by_path.items():
             leaves = [names for side in layout.values() for names in side.leaves]
             shapes = {name: file.unread(name).shape for name in jax.tree.leaves(leaves)}
-            state = layout["state"]
-            # Several runs have an axis more.
-            for i in state.entries if file.unread(f"{path}.count").shape == () else ():
+            state, runs = layout["state"], len(file.unread(f"{path}.count").shape)
+            for i in state.entries:
                 name, count = state.leaves[i], len(leaves_of(state.places[i].node, state.places))
+                shape = shapes[name]
                 # More of them if two parameters have one path.
-                if len(shapes[name]) > 1 or any(n < count for n in shapes[name]):
+                if len(shape) not in (runs, runs + 1) or any(n < count for n in shape[runs:]):
                     raise ValueError(f"'{name}' does not have {count} entries")
         return by_path
 

@@ -13,7 +13,7 @@ from .._core.text.messages import listed, report, warn
 from .._core.text.printing import shortest
 from .._loop.binding.binding import named_arrays
 from .._loop.binding.optimizer import Optimizer
-from .._loop.reports.rebind import Side, Transfer, in_form_of, transfer
+from .._loop.reports.rebind import Match, Side, in_form_of, match
 from ..tree.types import PyTree, Tracer
 from ..wrappers.scope.store import Store
 from ._leaves import (
@@ -210,21 +210,6 @@ def _compare(root: str, template: PyTree, findings: _Findings) -> None:
 # --- optimizers -----------------------------------------------------------------------------
 
 
-class _Pair(NamedTuple):
-    """The leaves of a program and of a source."""
-
-    program: Side
-    """The leaves of the program, as names."""
-    new: Side
-    """The same as arrays."""
-    saved: Side
-    """The leaves of the source, as names."""
-    old: Side
-    """The same as arrays, most of which are not read yet."""
-    moved: Transfer
-    """The old leaf that each new one takes."""
-
-
 def _compare_optimizers(path: str, opt: Optimizer, findings: _Findings) -> set[str]:
     """Matches the arrays of an optimizer with the source, by the rules of `opt.rebind`.
 
@@ -235,24 +220,28 @@ def _compare_optimizers(path: str, opt: Optimizer, findings: _Findings) -> set[s
     arrays = {f"{path}.{name}": x for name, x in named_arrays(opt.arrays).items()}
     codecs = {repr(x.codec): x.codec for x in program["state"].leaves if is_encoded(x)}
     count = source.items.get(f"{path}.count")
-    # Several runs have an axis more than their slots say.
-    by_name = opt.arrays.count.ndim > 0 or bool(shape_of(count))
-
-    def pair(part: str) -> _Pair:
-        full = saved[part].mapped(
-            lambda x: x if all(name in source.items for name in jax.tree.leaves(x)) else None
+    same_runs = (shape_of(count) or ()) == opt.arrays.count.shape
+    fits = can_follow if same_runs else lambda _, __: False
+    for part, ours in program.items():
+        theirs = saved[part].mapped(
+            lambda x: x if {*jax.tree.leaves(x)} <= source.items.keys() else None
         )
-        old = full.mapped(lambda x: filled(x, source.items, codecs))
-        new = program[part].mapped(lambda x: filled(x, arrays, codecs))
-        for side in (new, old):
+        before = theirs.mapped(lambda x: filled(x, source.items, codecs))
+        after = ours.mapped(lambda x: filled(x, arrays, codecs))
+        for side in (after, before):
             for i in side.entries:
                 # Ages are put together from single entries.
                 side.leaves[i] = _concrete(side.leaves[i])
-        by = _by_name(program[part], new, full, old) if by_name else transfer(old, new, can_follow)
-        return _Pair(program[part], new, full, old, by)
-
-    _compare_rules(pair("rules"), findings)
-    _compare_states(path, pair("state"), count, findings)
+        matched = match(before, after, count, fits, opt.arrays.count.ndim)
+        if part == "rules":
+            _compare_rules(ours, after, matched, findings)
+        else:
+            _compare_states(path, ours, after, matched, findings)
+        # If the hyperparameters of the program are kept, those of the source are not missed.
+        kept = part == "rules" and not findings.take_hyperparams
+        for j, (slot, names) in enumerate(theirs.pairs):
+            if j in matched.used or kept or slot.rule == Store.__name__:
+                findings.used.update(jax.tree.leaves(names))
     return {name for side in program.values() for x in side.leaves for name in jax.tree.leaves(x)}
 
 
@@ -260,66 +249,44 @@ def _concrete(x: Any) -> Any:
     return np.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else read(x)
 
 
-def _by_name(program: Side, new: Side, saved: Side, old: Side) -> Transfer:
-    """Pairs leaves whose arrays have the same names."""
-    position_of = {tuple(jax.tree.leaves(names)): j for j, names in enumerate(saved.leaves)}
-    keys = (tuple(jax.tree.leaves(names)) for names in program.leaves)
-    origins = {i: position_of[key] for i, key in enumerate(keys) if key in position_of}
-    fits = {i: j for i, j in origins.items() if can_follow(old.leaves[j], new.leaves[i])}
-    return Transfer(origins, fits, {}, {}, {*fits.values()})
+def _compare_rules(ours: Side, after: Side, matched: Match, findings: _Findings) -> None:
+    theirs = matched.values | matched.misfits
+    for i, (name, leaf) in enumerate(zip(ours.leaves, after.leaves, strict=True)):
+        if findings.take_hyperparams or isinstance(leaf, jax.ShapeDtypeStruct):
+            findings.take_if_alike(name, leaf, theirs.get(i))
+        elif i in theirs:
+            arrays = [np.asarray(raw(read(x))) for x in (theirs[i], leaf)]
+            if difference(theirs[i], leaf) or arrays[0].tobytes() != arrays[1].tobytes():
+                findings.notes["hyperparams"][name] = tuple(map(shortest, arrays))
 
 
-def _compare_rules(rules: _Pair, findings: _Findings) -> None:
-    origins, take_hyperparams = rules.moved.origins, findings.take_hyperparams
-    for i, (name, leaf) in enumerate(zip(rules.program.leaves, rules.new.leaves, strict=True)):
-        value = rules.old.leaves[origins[i]] if i in origins else None
-        if take_hyperparams or isinstance(leaf, jax.ShapeDtypeStruct):
-            findings.take_if_alike(name, leaf, value)
-        elif value is not None:
-            theirs, ours = (np.asarray(raw(read(x))) for x in (value, leaf))
-            if difference(value, leaf) is not None or theirs.tobytes() != ours.tobytes():
-                findings.notes["hyperparams"][name] = shortest(theirs), shortest(ours)
-    # If those of the program are kept, those of the source are not missed.
-    used = origins.values() if take_hyperparams else range(len(rules.saved.leaves))
-    findings.used.update(rules.saved.leaves[j] for j in used)
-
-
-def _compare_states(path: str, state: _Pair, count: Any, findings: _Findings) -> None:
-    program, new, saved, old, moved = state
-    clocks = {i: count if j is None else old.leaves[j] for i, j in moved.clocks.items()}
-    values = {i: old.leaves[j] for i, j in moved.fits.items()} | clocks
-    used = {*moved.used, *moved.origins.values(), *moved.clocks.values()} - {None}
-    for i, (slot, leaf) in enumerate(zip(program.places, new.leaves, strict=True)):
-        names, name = jax.tree.leaves(program.leaves[i]), f"{path}.{slot.name}"
-        value = values.get(i)
-        kind_of = slot.rule, slot.local
-        siblings = [j for j in old.entries if (old.places[j].rule, old.places[j].local) == kind_of]
-        if i in moved.gathered:
-            findings.take(names, [moved.gathered[i]])
-        elif value is not None and is_same_form(value, leaf):
+def _compare_states(
+    path: str, ours: Side, after: Side, matched: Match, findings: _Findings
+) -> None:
+    entries = after.entries
+    for i, (slot, leaf) in enumerate(after.pairs):
+        names, name = jax.tree.leaves(ours.leaves[i]), f"{path}.{slot.name}"
+        value, misfit = matched.values.get(i), matched.misfits.get(i)
+        if value is not None and is_same_form(value, leaf):
             findings.take(names, jax.tree.leaves(value))
         elif value is not None and can_follow(value, leaf):
             recoded = in_form_of(leaf, jax.tree.map(jnp.asarray, read(value)))
             findings.take(names, jax.tree.leaves(recoded))
             findings.note("recoded", name)
-        elif i in moved.origins:
-            value = old.leaves[moved.origins[i]]
-            if can_follow(value, leaf):
-                findings.note("restarted", name)
-            elif not findings.differ(names[0], leaf, value):
-                # One codec may have made other arrays of a leaf in another version.
-                findings.notes["retyped"][names[0]] = _arrays(value), _arrays(leaf)
-        elif i in new.entries and siblings:
-            # The ages of means that all start anew.
+        elif value is not None:
+            # Put together from the entries of other leaves, so it may have another shape.
+            findings.take(names, [value])
+        elif misfit is not None and (i in entries or can_follow(misfit, leaf)):
             findings.note("restarted", name)
-            used.update(siblings)
+        elif misfit is not None:
+            if not findings.differ(names[0], leaf, misfit):
+                # One codec may have made other arrays of a leaf in another version.
+                findings.notes["retyped"][names[0]] = _arrays(misfit), _arrays(leaf)
         elif slot.rule != Store.__name__:
             findings.note("missing", *names)
         elif isinstance(leaf, jax.ShapeDtypeStruct):
             # The number of steps for which the state was stored.
             findings.values[names[0]] = _concrete(leaf)
-    used.update(j for j, slot in enumerate(saved.places) if slot.rule == Store.__name__)
-    findings.used.update(name for j in used for name in jax.tree.leaves(saved.leaves[j]))
 
 
 def _arrays(leaf: Any) -> str:

@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import operator
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -77,25 +77,25 @@ class Side(NamedTuple):
     """Their values, or stand-ins for them. An encoded leaf is one leaf."""
     params: list[str]
     """The paths of all parameters."""
-    entries: frozenset[int]
-    """The positions of the per-leaf fields of state modules that also have per-parameter leaves."""
 
     @classmethod
     def of(cls, transform: AbstractTransform, state: PyTree, params: PyTree) -> "Side":
         paths = leaf_paths(params)
         leaves, structure = jax.tree.flatten(state, is_leaf=is_encoded)
-        places = slots(transform, structure.unflatten(range(len(leaves))), paths)
-        return cls.at(zip(places, leaves, strict=True), paths)
+        return cls(slots(transform, structure.unflatten(range(len(leaves))), paths), leaves, paths)
 
     @classmethod
     def at(cls, pairs: Iterable[tuple[Slot, Any]], params: list[str]) -> "Side":
-        places, leaves = [], []
-        for slot, leaf in pairs:
-            places.append(slot)
-            leaves.append(leaf)
-        owners = {s.node for s in places if s.param is not None}
-        entries = (i for i, s in enumerate(places) if s.mark == PER_LEAF and s.node in owners)
-        return cls(places, leaves, params, frozenset(entries))
+        pairs = [*pairs]
+        return cls([slot for slot, _ in pairs], [leaf for _, leaf in pairs], params)
+
+    @property
+    def entries(self) -> set[int]:
+        """The positions of the per-leaf fields of state modules that also have per-parameter
+        leaves."""
+        owners = {s.node for s in self.places if s.param is not None}
+        marked = (i for i, s in enumerate(self.places) if s.mark == PER_LEAF)
+        return {i for i in marked if self.places[i].node in owners}
 
     @property
     def pairs(self) -> list[tuple[Slot, Any]]:
@@ -108,19 +108,17 @@ class Side(NamedTuple):
         return Side.at((pair for pair in pairs if pair[1] is not None), self.params)
 
 
-class Transfer(NamedTuple):
-    """Maps leaves of a new state to leaves of an old one, by position."""
+class Match(NamedTuple):
+    """What an old state has in place of the leaves of a new one, by their positions."""
 
-    origins: dict[int, int]
-    """The old leaf that each new leaf corresponds to, whether it fits or not."""
-    fits: dict[int, int]
-    """The old leaf whose value each new leaf takes."""
-    gathered: dict[int, Any]
-    """The values of per-leaf fields, put together from entries of old ones."""
-    clocks: dict[int, int | None]
-    """The old clock that each new clock goes on from; `None` is the count of the optimizer."""
+    values: dict[int, Any]
+    """The old values that new leaves take."""
+    misfits: dict[int, Any]
+    """The old leaves that correspond to new ones, which cannot take their values."""
     used: set[int]
-    """The old leaves whose values are taken."""
+    """The positions of all old leaves that correspond to new ones."""
+    clocks: Collection[int | None]
+    """The old clocks from which new ones go on; `None` is the count of the optimizer."""
 
 
 def carry(
@@ -136,47 +134,33 @@ def carry(
         be others, and copies of them start again.
     """
     before, after = (Side.of(x.transform, x.state, example(x.binding.params)) for x in (old, new))
-    whole = before
     if rows:
         before = before._replace(leaves=moved(before.places, before.leaves, before.params, rows))
-    matched = transfer(before, after, _fits)
-    leaves = list(after.leaves)
-    fits, gathered, clocks = matched.fits, matched.gathered, matched.clocks
-    _warn_of_jumps(new.transform, before, after, {*clocks.values()}, old.count)
-    recoded, anew = set(), set()
-    if not goes_on and fits.keys() == {*range(len(leaves))}:
-        anew = _of_copies(after.places)
-        fits, gathered = ({i: x for i, x in d.items() if i not in anew} for d in (fits, gathered))
-    for i, j in fits.items():
-        x = before.leaves[j]
-        leaves[i] = in_form_of(after.leaves[i], x.onto(leaves[i]) if isinstance(x, Moved) else x)
-        if _storage(leaves[i]) != _storage(whole.leaves[j]):
+    values, misfits, used, clocks = match(before, after, old.count, _fits)
+    _warn_of_jumps(new.transform, before, after, clocks, old.count)
+    is_same_run = goes_on or misfits or before.params != after.params
+    anew = set() if is_same_run else _of_copies(after.places)
+    leaves, recoded = list(after.leaves), set()
+    for i in values.keys() - anew:
+        x = values[i]
+        whole, x = (x.leaf, x.onto(leaves[i])) if isinstance(x, Moved) else (x, x)
+        leaves[i] = in_form_of(leaves[i], x)
+        if _storage(leaves[i]) != _storage(whole):
             recoded.add(i)
-    for i, value in gathered.items():
-        leaves[i] = value
-    for i, j in clocks.items():
-        leaves[i] = in_form_of(after.leaves[i], old.count if j is None else before.leaves[j])
-    carried = fits.keys() | gathered.keys() | clocks.keys()
-    misfits = {i: j for i, j in matched.origins.items() if i not in carried | anew}
-    reshaped = {i for i, j in misfits.items() if j not in matched.used}
-    used = matched.used | {misfits[i] for i in reshaped} | {*clocks.values()} - {None}
-    # Ages say nothing apart from their leaves, so a path is listed once even if it restarts.
-    ages = {slot.name: j for j, slot in enumerate(before.places) if slot.mark == PER_LEAF}
-    restarted = {i for i, slot in enumerate(after.places) if slot.name in ages}
-    reshaped |= restarted - carried - anew
-    used |= {ages[after.places[i].name] for i in restarted}
     rebinding = Rebinding(
-        carried=_names(after, carried),
-        new=_names(after, set(range(len(leaves))) - carried - reshaped - anew),
-        reshaped=_names(after, reshaped),
-        dropped=_names(before, set(range(len(before.leaves))) - used),
+        carried=_names(after, values.keys() - anew),
+        new=_names(after, {*range(len(leaves))} - values.keys() - misfits.keys() - anew),
+        reshaped=_names(after, misfits),
+        dropped=_names(before, {*range(len(before.leaves))} - used),
         recoded=_names(after, recoded),
         renewed=_names(after, anew),
     )
     return jax.tree.structure(new.state, is_leaf=is_encoded).unflatten(leaves), rebinding
 
 
-def transfer(before: Side, after: Side, same_kind: Callable[[Any, Any], bool]) -> Transfer:
+def match(
+    before: Side, after: Side, count: Any, same_kind: Callable[[Any, Any], bool], runs: int = 0
+) -> Match:
     """Finds an old leaf for each new one.
 
     A leaf takes the value of the leaf with the same path. If there is none, it takes the value of
@@ -189,31 +173,32 @@ def transfer(before: Side, after: Side, same_kind: Callable[[Any, Any], bool]) -
     **Arguments:**
 
     - `before`, `after`: the old and the new state.
+    - `count`: the step count of the old optimizer.
     - `same_kind`: whether an old leaf can take the place of a new one.
+    - `runs`: the number of axes that arrays have more than their slots say, for several runs.
     """
     alike = before.places == after.places and before.params == after.params
     if alike and all(map(same_kind, before.leaves, after.leaves)):
         # Two leaves may have one name, by which neither would be found.
-        same = {i: i for i in range(len(after.places))}
-        return Transfer(same, same, {}, _clocks_of(before, after, same, {*same}), {*same})
-    origins = _origins(before, after)
-    fits = {
-        i: j
-        for i, j in origins.items()
-        if same_kind(before.leaves[j], after.leaves[i])
-        and (after.places[i].mark != PER_LEAF or before.params == after.params)
-    }
-    aged = nodes_with_ages(after.places)
-    owners = {i: (s.node, s.param) for i, s in enumerate(after.places) if s.node in aged}
-    torn = {owner for i, owner in owners.items() if owner[1] is not None and i not in fits}
-    fits = {i: j for i, j in fits.items() if owners.get(i) not in torn}
-    used, gathered = set(fits.values()), {}
-    for i in after.entries:
-        sources = _entries(i, fits, before, after)
-        if any(sources):
-            gathered[i] = _gathered(after.leaves[i], sources, before.leaves)
-        used.update(j for j, _ in filter(None, sources))
-    return Transfer(origins, fits, gathered, _clocks_of(before, after, fits, used), used)
+        origins = fits = {i: i for i in range(len(after.places))}
+    else:
+        origins = _origins(before, after)
+        fits = _fitting(origins, before, after, same_kind)
+    values = {i: before.leaves[j] for i, j in fits.items()}
+    used = {*origins.values()}
+    for i in after.entries - fits.keys():
+        gathered, fields = _gathered(i, fits, before, after, runs)
+        if fields:
+            values[i] = gathered
+            used |= fields
+    clocks = _clocks_of(before, after, fits)
+    for i, j in clocks.items():
+        x = count if j is None else before.leaves[j]
+        if same_kind(x, after.leaves[i]):
+            values[i] = x
+    misfits = {i: before.leaves[j] for i, j in origins.items() if i not in values}
+    used |= {j for j in clocks.values() if j is not None}
+    return Match(values, misfits, used, clocks.values())
 
 
 def _names(side: Side, which: Iterable[int]) -> tuple[str, ...]:
@@ -271,25 +256,41 @@ def _origins(before: Side, after: Side) -> dict[int, int]:
 
 def _alone(key: Callable[[Slot], Hashable], side: Side, paired: set[int]) -> dict[Hashable, int]:
     """The positions of unpaired leaves with a unique key, by key."""
-    excluded = paired | side.entries
-    keys = {i: key(slot) for i, slot in enumerate(side.places) if i not in excluded}
+    keys = {i: key(slot) for i, slot in enumerate(side.places) if i not in paired}
     counts = collections.Counter(keys.values())
     return {k: i for i, k in keys.items() if k is not None and counts[k] == 1}
+
+
+def _fitting(
+    origins: dict[int, int], before: Side, after: Side, same_kind: Callable[[Any, Any], bool]
+) -> dict[int, int]:
+    """The origins whose values fit, without those of per-leaf fields."""
+    entries = after.entries
+    fits = {
+        i: j
+        for i, j in origins.items()
+        if i not in entries
+        and same_kind(before.leaves[j], after.leaves[i])
+        and (after.places[i].mark != PER_LEAF or before.params == after.params)
+    }
+    aged = nodes_with_ages(after.places)
+    owners = {i: (s.node, s.param) for i, s in enumerate(after.places) if s.node in aged}
+    torn = {owner for i, owner in owners.items() if owner[1] is not None and i not in fits}
+    return {i: j for i, j in fits.items() if owners.get(i) not in torn}
 
 
 # --- clocks ---------------------------------------------------------------------------------
 
 
-def _clocks_of(
-    before: Side, after: Side, fits: dict[int, int], used: set[int]
-) -> dict[int, int | None]:
+def _clocks_of(before: Side, after: Side, fits: dict[int, int]) -> dict[int, int | None]:
     """The old clock that each clock of the new state goes on from.
 
     A wrapper with a clock does not move the schedules inside it: they go on at the step at which
     their own rule was before. Where nothing inside was carried over, the clock goes on from the
-    innermost one that it may replace, or else from the one around it.
+    innermost one that it may replace, or else from the one around it, where `None` stands for the
+    count of the optimizer.
     """
-    old, new = _clocks(before.places), _clocks(after.places)
+    old, new, used = _clocks(before.places), _clocks(after.places), {*fits.values()}
     # The leaves of a wrapper itself say nothing about the clock of its inner transform.
     wrappers = wrapper_names()
     chosen: dict[int, int | None] = {}
@@ -315,7 +316,11 @@ def _clocks_of(
 
 
 def _warn_of_jumps(
-    transform: AbstractTransform, before: Side, after: Side, kept: set[int | None], count: Any
+    transform: AbstractTransform,
+    before: Side,
+    after: Side,
+    kept: Collection[int | None],
+    count: Any,
 ) -> None:
     """Warns of schedules that go on at the count of the optimizer, where a clock was dropped."""
     dropped = {owner: i for owner, i in _clocks(before.places).items() if i not in kept}
@@ -360,46 +365,33 @@ def _around(owner: str, clocks: dict[str, int]) -> int | None:
 # --- ages -----------------------------------------------------------------------------------
 
 
-def _entries(
-    i: int, fits: dict[int, int], before: Side, after: Side
-) -> list[tuple[int, int] | None]:
-    """For each entry of a new per-leaf field, the old field and its entry to take, if any."""
-    slot = after.places[i]
-    carried = {
-        (after.places[n].param, after.places[n].half): before.places[j]
-        for n, j in fits.items()
-        if after.places[n].node == slot.node
-    }
+def _gathered(
+    i: int, fits: dict[int, int], before: Side, after: Side, runs: int
+) -> tuple[Any, set[int]]:
+    """The value of a new per-leaf field, put together from entries of old ones, and those fields.
+
+    It is one number if all leaves have the same age, and an entry for each otherwise.
+    """
+    slot, fresh = after.places[i], after.leaves[i]
     fields = {
         s.node: j
         for j, s in enumerate(before.places)
         if s.mark == PER_LEAF and s.field == slot.field
     }
-    sources: list[tuple[int, int] | None] = []
-    for leaf in leaves_of(slot.node, after.places):
-        source = carried.get(leaf)
-        if source is None or source.node not in fields:
-            sources.append(None)
-        else:
-            names = leaves_of(source.node, before.places)
-            sources.append((fields[source.node], names.index((str(source.param), source.half))))
-    return sources
-
-
-def _gathered(fresh: Any, sources: list[tuple[int, int] | None], old: list[Any]) -> Any:
-    """A per-leaf field: one number if all leaves have the same age, or else an entry for each."""
-    matched = [source for source in sources if source is not None]
-    first = matched[0][0]
-    alike = len(matched) == len(sources) and {field for field, _ in matched} == {first}
-    if alike and jnp.ndim(fresh) == jnp.ndim(old[first]) == 0:
-        return in_form_of(fresh, old[first])
-
-    def entry(numbers: Any, n: int) -> Any:
-        return in_form_of(fresh, numbers if jnp.ndim(numbers) == 0 else numbers[n])
-
-    return jnp.stack(
-        [
-            entry(fresh, n) if source is None else entry(old[source[0]], source[1])
-            for n, source in enumerate(sources)
-        ]
-    )
+    carried = {
+        (after.places[n].param, after.places[n].half): before.places[j]
+        for n, j in fits.items()
+        if after.places[n].node == slot.node and before.places[j].node in fields
+    }
+    ages, used = [], set()
+    for n, leaf in enumerate(leaves_of(slot.node, after.places)):
+        age = fresh
+        if origin := carried.get(leaf):
+            names = leaves_of(origin.node, before.places)
+            j, n = fields[origin.node], names.index((str(origin.param), origin.half))
+            age = before.leaves[j]
+            used.add(j)
+        ages.append(age if jnp.ndim(age) == runs else age[..., n])
+    if jnp.ndim(fresh) == runs and all(age is ages[0] for age in ages):
+        return in_form_of(fresh, ages[0]), used
+    return jnp.stack([in_form_of(fresh, age) for age in ages], axis=-1), used

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from test_parity import ROWS
+from test_parity import ROWS, Row
 
 import slalom as sl
 from helpers import (
@@ -39,7 +39,7 @@ class Box(eqx.Module):
         raise AssertionError("a model is a tree here: nobody may call it")
 
 
-SHAPES = [(), (3,), (2, 3), (0, 2)]
+SHAPES = [(), (3,), (1,), (2, 3), (2, 1), (0, 2)]
 DTYPES = ["float32", "float32", "bfloat16", "float16"]
 
 
@@ -50,8 +50,8 @@ def leaves(draw):
 
 def containers(below):
     return (
-        st.dictionaries(st.sampled_from("abc"), below, min_size=1, max_size=3)
-        | st.lists(below, min_size=1, max_size=3).map(tuple)
+        st.dictionaries(st.sampled_from("abc"), below, max_size=3)
+        | st.lists(below, max_size=3).map(tuple)
         | st.builds(Box, below)
     )
 
@@ -84,9 +84,28 @@ def decides(tx):
 
 
 LINKS = [row for row in ROWS if row.name not in EXCLUDED and not decides(row.ours)]
+WRAPPED = [
+    Row("every_k", sl.Identity().every_k(2), optax.MultiSteps(optax.identity(), 2)),
+    Row(
+        "set_to_zero masked",
+        sl.SetToZero().mask(sl.where.ndim(0)),
+        optax.masked(optax.set_to_zero(), lambda tree: jax.tree.map(lambda x: x.ndim == 0, tree)),
+    ),
+    # Steps are compared in single precision, where nothing is bfloat16.
+    Row(
+        "partition",
+        sl.Identity().partition({sl.where.dtype(jnp.bfloat16): sl.Trace(0.5)}),
+        optax.identity(),
+    ),
+]
 FIRST = st.sampled_from(LINKS)
 LATER = st.sampled_from([row for row in LINKS if not any(s in row.name for s in SIGNS)])
-CHAINS = st.tuples(FIRST) | st.tuples(FIRST, LATER) | st.tuples(FIRST, LATER, LATER)
+CHAINS = (
+    st.tuples(FIRST)
+    | st.tuples(FIRST, LATER)
+    | st.tuples(FIRST, LATER, LATER)
+    | st.tuples(FIRST, st.sampled_from(WRAPPED))
+)
 
 STEPS = 2
 
@@ -104,7 +123,7 @@ def filled(model, seed):
     return jax.tree.map(fill, model)
 
 
-TIERS = [2, pytest.param(20, marks=SLOW), pytest.param(60, marks=EXHAUSTIVE)]
+TIERS = [2, pytest.param(25, marks=SLOW), pytest.param(75, marks=EXHAUSTIVE)]
 
 
 def assert_keeps_kinds_and_walks_as_optax(shapes, rows, seed):

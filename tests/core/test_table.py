@@ -191,7 +191,7 @@ def test_update_then_add_is_step_outside_of_jit_and_without_donation(row):
     assert_added_is_stepped(params, updated, stepped)
 
 
-@rows(1, BUT_RECIPES, everyday=())
+@rows(1, BUT_RECIPES, everyday=(), ci=("Partition",))
 def test_a_scan_takes_the_same_steps(row):
     params, opt = row.params, row.opt
     grads = make_grads(params)

@@ -1,6 +1,7 @@
 """Small models, deterministic gradients and whole trajectories, shared by the tests."""
 
 import contextlib
+import functools
 import re
 
 import equinox as eqx
@@ -90,6 +91,18 @@ def mlp(key=0, *, depth=1, **options):
 def mean_square(model, x, y):
     """A mean over a batch."""
     return jnp.mean((jax.vmap(model)(x) - y) ** 2)
+
+
+class Counting:
+    """A function that counts how often Python runs it, which is how often it is traced."""
+
+    def __init__(self, function):
+        functools.update_wrapper(self, function)
+        self.traces = 0
+
+    def __call__(self, *args, **keywords):
+        self.traces += 1
+        return self.__wrapped__(*args, **keywords)
 
 
 def params_of(model):

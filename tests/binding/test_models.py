@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import assert_same_bits, mean_square, mlp, params_of, slow_except
+from helpers import Counting, assert_same_bits, mean_square, mlp, params_of, slow_except
 
 X = jnp.linspace(-1, 1, 8).reshape(4, 2)
 Y = jnp.sum(X, axis=1, keepdims=True)
@@ -234,12 +234,7 @@ def test_frozen_leaves_are_bit_identical_and_no_gradient_of_them_is_taken():
 
 
 def test_weakly_typed_leaves_become_strong_and_complex_models_descend():
-    traces = []
-
-    def loss(model):
-        traces.append(model)
-        return jnp.square(model["w"])
-
+    loss = Counting(lambda model: jnp.square(model["w"]))
     model = {"w": jnp.asarray(1.0)}
     assert model["w"].weak_type
     opt = sl.Optimizer(sl.adam(0.1), model)
@@ -247,7 +242,7 @@ def test_weakly_typed_leaves_become_strong_and_complex_models_descend():
     for _ in range(3):
         model, opt, _ = step(model, opt)
         assert not model["w"].weak_type
-    assert len(traces) == 1
+    assert loss.traces == 1
     assert not any(leaf.weak_type for leaf in jax.tree.leaves(opt))
 
     # |z − c|²: by hand the gradient must be conjugated, which `train_step` does itself.

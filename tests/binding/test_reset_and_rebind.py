@@ -10,6 +10,7 @@ import pytest
 
 import slalom as sl
 from helpers import (
+    Counting,
     assert_same_bits,
     assert_same_path,
     known,
@@ -118,19 +119,14 @@ def test_reset_parameters_step_as_fresh_ones_and_the_others_go_on(name):
 
 
 def test_a_reset_takes_a_whole_model_compiles_once_and_refuses_what_it_cannot_do():
-    traces = []
-
-    def counted(updates, params):
-        traces.append(1)
-        return updates
-
+    counted = Counting(lambda updates, params: updates)
     tx = sl.adam(0.1) | sl.Stateless(counted)
     model, opt = steps(sl.Optimizer(tx, MODEL), MODEL, 2)
-    before = len(traces)
+    before = counted.traces
     model, opt = steps(opt.reset(model), model, 2)
-    assert len(traces) == before
+    assert counted.traces == before
     steps(opt.reset(model, where=sl.where.path("b")), model, 3)
-    assert len(traces) == before + 1
+    assert counted.traces == before + 1
 
     model = mlp(jax.random.key(0))
     grads = jax.tree.map(jnp.ones_like, params_of(model))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import SLOW, slow_except
+from helpers import SLOW, Counting, slow_except
 from slalom._core.engine.encoded import decoded
 from slalom.contrib.curvature.ivon import ScaleByIvonState
 
@@ -71,24 +71,18 @@ def test_the_posterior_of_a_linear_regression_is_the_closed_form():
 
 @pytest.mark.slow
 def test_a_step_takes_one_gradient_at_the_sample_and_returns_the_loss_there():
-    calls = []
-
-    @sl.train_step
-    def step(model):
-        calls.append(1)
-        return jnp.sum((model["w"] - 3) ** 2)
-
+    loss_fn = Counting(lambda model: jnp.sum((model["w"] - 3) ** 2))
     model = {"w": jnp.ones(3), "n": 2}
     tx = (sl.ClipByGlobalNorm(5.0) | sl.contrib.ivon(0.1, 10, b2=0.9)).only(sl.where.path("w"))
     opt = sl.Optimizer(tx, model)
     at = opt.sample_params(model)
     assert at["n"] == 2
     assert (at["w"] != model["w"]).all()
-    grads = eqx.filter_grad(lambda m: jnp.sum((m["w"] - 3) ** 2))(at)
+    grads = eqx.filter_grad(loss_fn)(at)
     by_hand, _ = opt.step(model, grads)
     one, two, again = (opt.sample_params(model, jax.random.key(k))["w"] for k in (0, 1, 0))
-    new, after, loss = step(model, opt)
-    assert len(calls) == 1
+    new, after, loss = sl.train_step(loss_fn)(model, opt)
+    assert loss_fn.traces == 2  # one of them above
     np.testing.assert_allclose(loss, jnp.sum((at["w"] - 3) ** 2), rtol=1e-6)
     np.testing.assert_allclose(new["w"], by_hand["w"], rtol=1e-6)
     # The next sample is another, and a key decides the others.

@@ -10,7 +10,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import slalom as sl
-from helpers import assert_close
+from helpers import Counting, assert_close
 
 
 def model_of(key=0):
@@ -151,10 +151,8 @@ def test_arguments_without_examples_and_weights_of_examples(x64):
 
 @pytest.mark.slow
 def test_new_weights_and_arrays_reuse_the_program():
-    traces = []
-
+    @Counting
     def counted(scale, model, x, y):
-        traces.append(None)
         return scale * fit(model, x, y)
 
     def loss_with(weight):
@@ -164,9 +162,9 @@ def test_new_weights_and_arrays_reuse_the_program():
     model, data = model_of(), batch()
     opt = sl.Optimizer(sl.adam(0.1), model)
     model, opt, first = sl.train_step(loss_with(1.0))(model, opt, data)
-    before = len(traces)
+    before = counted.traces
     model, opt, second = sl.train_step(loss_with(100.0))(model, opt, data)
-    assert len(traces) == before
+    assert counted.traces == before
     assert second > first
 
 

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import slalom as sl
-from helpers import assert_close, lenient, trajectory
+from helpers import Counting, assert_close, lenient, trajectory
 
 STEPS = 40
 
@@ -146,18 +146,13 @@ searches = pytest.mark.parametrize("name", SEARCHES)
 
 @pytest.mark.slow
 def test_a_search_evaluates_once_for_each_rate_and_traces_the_loss_twice():
-    traces = []
-
-    def loss_fn(x):
-        traces.append(None)
-        return rosenbrock(x)
-
+    loss_fn = Counting(rosenbrock)
     step = sl.train_step(loss_fn)
     params = jnp.zeros(2)
     opt = sl.Optimizer(sl.lbfgs(memory_size=2), params)
     for _ in range(3):
         params, opt, _ = step(params, opt)
-    assert len(traces) == 2
+    assert loss_fn.traces == 2
 
     calls = []
 
@@ -208,10 +203,8 @@ def test_reuse_spares_the_evaluation_that_the_search_has_made(name):
 
 
 def test_partial_losses_compile_once_and_metrics_have_their_names_at_once():
-    traces = []
-
+    @Counting
     def loss_fn(params, target):
-        traces.append(None)
         return jnp.sum((params - target) ** 2)
 
     params = jnp.zeros(3)
@@ -222,7 +215,7 @@ def test_partial_losses_compile_once_and_metrics_have_their_names_at_once():
         value = jnp.sum((params - target) ** 2)
         moved, _ = opt.step(params, grad, value=value, grad=grad, value_fn=value_fn)
         np.testing.assert_allclose(moved, 0.2 * target, rtol=1e-6)
-    assert len(traces) == 1
+    assert loss_fn.traces == 1
 
     params = jnp.ones(2)
     names = ["learning_rate", "num_linesearch_steps", "decrease_error"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import assert_same_bits, mlp
+from helpers import Counting, assert_same_bits, mlp
 
 x = jax.random.normal(jax.random.key(1), (8, 2))
 y = jnp.sin(x.sum(axis=1, keepdims=True))
@@ -147,17 +147,12 @@ def test_wider_arrays_losses_of_rules_and_examples_are_cast_too():
 
 
 def test_equal_dtypes_share_one_program_and_float16_without_a_scale_warns():
-    traces = []
-
-    def loss_of(model, x, y):
-        traces.append(0)
-        return loss_fn(model, x, y)
-
+    counting = Counting(loss_fn)
     for dtype in ("bfloat16", jnp.bfloat16, np.dtype(jnp.bfloat16)):
-        step = sl.train_step(loss_of, compute_dtype=dtype)
+        step = sl.train_step(counting, compute_dtype=dtype)
         run(step, steps=1)
-        assert repr(step) == "sl.train_step(loss_of, compute_dtype='bfloat16')"
-    assert len(traces) == 1
+        assert repr(step) == "sl.train_step(loss_fn, compute_dtype='bfloat16')"
+    assert counting.traces == 1
 
     step = sl.train_step(lambda m: jnp.sum(m["a"] ** 2), compute_dtype="float16")
     model = {"a": jnp.ones(3)}

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import slalom as sl
-from helpers import assert_same_bits, mean_square, mlp, params_of
+from helpers import Counting, assert_same_bits, mean_square, mlp, params_of
 
 VALUES = [np.nan, 0.9, np.inf, 0.5, 0.5, -np.inf, 0.7, np.nan, 0.4, 0.6]
 
@@ -171,16 +171,11 @@ def by_loop(tx, learning_rates):
 
 @pytest.mark.slow
 def test_each_step_has_its_learning_rate_until_a_loss_is_not_finite():
-    traces, start = [], mlp()
-
-    def loss_fn(model, x, y):
-        traces.append(None)
-        return mean_square(model, x, y)
-
+    loss_fn, start = Counting(mean_square), mlp()
     before = jax.tree.map(np.asarray, params_of(start))
     tx = sl.ClipByGlobalNorm(1.0) | sl.adam(0.5)
     found = search(loss_fn, tx, start, lr_min=1e-4, lr_max=1e-1, steps=13)
-    assert len(traces) == 1
+    assert loss_fn.traces == 1
     np.testing.assert_allclose(found.learning_rates, 10 ** np.linspace(-4, -1, 13))
     assert not found.diverged
     np.testing.assert_array_equal(found.losses, by_loop(tx, found.learning_rates))

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import slalom as sl
-from helpers import assert_close, distance, mean_square, mlp, params_of, slow_except
+from helpers import Counting, assert_close, distance, mean_square, mlp, params_of, slow_except
 from refusals.messages import refused
 
 random = np.random.default_rng(0)
@@ -223,18 +223,12 @@ def test_sharded_batches_stay_and_other_contexts_compile_nothing():
     new, _, _ = step(model, opt, x, y)
     assert distance(params_of(new), exact) <= 1e-6
 
-    traces = 0
-
-    def loss_fn(model, x, y):
-        nonlocal traces
-        traces += 1
-        return mean_square(model, x, y)
-
+    loss_fn = Counting(mean_square)
     step = sl.train_step(loss_fn, donate=False, microbatches=2)
     opt = sl.Optimizer(TX.every_k(2), MODEL)
     for weight in (1.0, 2.0):
         _, opt, _ = step(MODEL, opt, X, Y, context={"weight": weight})
-    assert traces == 1
+    assert loss_fn.traces == 1
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import assert_close, assert_same_bits, kind_of, mean_square, mlp
+from helpers import Counting, assert_close, assert_same_bits, kind_of, mean_square, mlp
 
 x = jax.random.normal(jax.random.key(1), (5, 8, 2))
 y = jnp.sum(x, axis=2, keepdims=True)
@@ -79,18 +79,13 @@ def test_no_steps_change_nothing_and_steps_run_under_jit_and_vmap():
 
 @pytest.mark.slow
 def test_a_program_serves_one_shape_and_carries_the_state_of_the_model():
-    traces = []
-
-    def loss_fn(model, x, y):
-        traces.append(None)
-        return mean_square(model, x, y)
-
+    loss_fn = Counting(mean_square)
     model, counted = mlp(), sl.train_step(loss_fn)
     new, opt, _ = counted.scan(model, sl.Optimizer(sl.adam(0.1), model), x, y)
-    number = len(traces)
+    number = loss_fn.traces
     counted.scan(new, opt, x, y)
     _, opt, _ = sl.train_step(loss_fn).scan(model, sl.Optimizer(sl.adam(0.1), model), x, y)
-    assert len(traces) == number
+    assert loss_fn.traces == number
     assert int(opt.count) == 5
 
     def loss_fn(net, state, x, y):

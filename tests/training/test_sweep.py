@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import mean_square, slow_except
+from helpers import Counting, mean_square, slow_except
 from slalom._loop.tools import sweep as sweep_module
 
 X, Y = jax.random.normal(jax.random.key(1), (16, 2)), jnp.ones((16, 1))
@@ -34,17 +34,6 @@ def by_hand(tx, values, **options):
     return losses
 
 
-def counting():
-    """A loss, and a list with an entry for each time that it is traced."""
-    traces = []
-
-    def counted(*args):
-        traces.append(None)
-        return mean_square(*args)
-
-    return counted, traces
-
-
 def result(final):
     """The result of a sweep with these final losses."""
     final = np.asarray(final, np.float64)
@@ -57,9 +46,9 @@ TX = (sl.ClipByGlobalNorm(1.0) | sl.adamw(0.5)).every_k(2)
 
 @pytest.mark.slow
 def test_a_sweep_equals_its_runs_with_aux_keys_and_state():
-    loss_fn, traces = counting()
+    loss_fn = Counting(mean_square)
     found = sl.sweep(loss_fn, TX, model(), BATCHES, GRID, steps=STEPS)
-    assert len(traces) == 1
+    assert loss_fn.traces == 1
     assert list(found.grid) == ["learning_rate", "weight_decay"]
     assert found.losses.shape == (3, 2, STEPS)
     for i, j in itertools.product(range(3), range(2)):
@@ -103,11 +92,11 @@ def test_numbers_that_set_the_initial_state_are_swept(name):
 def test_chunks_change_nothing():
     whole = sl.sweep(mean_square, sl.adamw(0.1), model(), BATCHES, GRID, steps=STEPS)
     for chunk in (1, 4, 9):
-        loss_fn, traces = counting()
+        loss_fn = Counting(mean_square)
         once = iter(BATCHES * 3)  # read once, though several chunks need it
         found = sl.sweep(loss_fn, sl.adamw(0.1), model(), once, GRID, steps=STEPS, chunk=chunk)
         np.testing.assert_allclose(found.losses, whole.losses, rtol=1e-5, err_msg=str(chunk))
-        assert len(traces) == 1, chunk
+        assert loss_fn.traces == 1, chunk
 
 
 def test_a_grid_may_be_of_numbers_anywhere():

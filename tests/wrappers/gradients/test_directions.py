@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import assert_close, assert_same_bits, mean_square, mlp, params_of, transforms_in
+from helpers import (
+    Counting,
+    assert_close,
+    assert_same_bits,
+    mean_square,
+    mlp,
+    params_of,
+    transforms_in,
+)
 from table import GRADIENT_ROWS, rows
 
 
@@ -144,16 +152,11 @@ def test_both_gradients_see_the_same_masks_and_transformation():
     def loss_fn(w, key):
         return jnp.sum(jnp.where(jax.random.bernoulli(key, 0.5, w.shape), w**2, 0))
 
-    seen = []
-
-    def doubled(grads):
-        seen.append(1)
-        return 2 * grads
-
+    doubled = Counting(lambda grads: 2 * grads)
     step = sl.train_step(loss_fn, transform_grads=doubled)
     w = jnp.arange(1.0, 9.0)
     new, _, loss = step(w, sl.Optimizer(sl.sgd(0.1).sam(0.5), w), jax.random.key(3))
-    assert len(seen) == 2
+    assert doubled.traces == 2
     kept = jax.random.bernoulli(jax.random.key(3), 0.5, w.shape).astype(float)
     grad = 4 * kept * w
     worst = w + 0.5 * grad / jnp.linalg.norm(grad)

@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import assert_close, assert_same_bits, compiled_step, slalom_trajectory, slow_except
+from helpers import (
+    Counting,
+    assert_close,
+    assert_same_bits,
+    compiled_step,
+    slalom_trajectory,
+    slow_except,
+)
 
 START = 2.0**15
 params = {"w": jnp.array([1.0, -2.0]), "b": jnp.ones(())}
@@ -224,20 +231,14 @@ def test_a_model_in_float16_trains_with_it_and_not_without():
 
 
 def test_calls_of_a_training_step_compile_once():
-    traces = 0
-
-    @sl.train_step(compute_dtype="float16", donate="all")
-    def step(model, x):
-        nonlocal traces
-        traces += 1
-        return (model["w"] * x).astype(jnp.float32).sum()
-
+    loss_fn = Counting(lambda model, x: (model["w"] * x).astype(jnp.float32).sum())
+    step = sl.train_step(loss_fn, compute_dtype="float16", donate="all")
     model = jax.tree.map(jnp.copy, params)
     opt = sl.Optimizer(sl.adam(0.1).scale_loss(growth_interval=2), model)
     # The second one overflows.
     for x in (1.0, 60000.0, 1.0, 1.0):
         model, opt, loss = step(model, opt, jnp.array(x))
-    assert traces == 1
+    assert loss_fn.traces == 1
     assert opt.metrics.to_dict()["scale_loss.total_notfinite"] == 1
     assert loss.dtype == jnp.float32
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 PEERS = {
-    "torch AdamW": ("torch.optim", "AdamW", {}),
+    "torch AdamW": ("torch.optim", "AdamW", {"fused": True}),
     "torchao AdamW8bit": ("torchao.optim", "AdamW8bit", {}),
     "bitsandbytes AdamW8bit": ("bitsandbytes.optim", "AdamW8bit", {"min_8bit_size": 1}),
 }

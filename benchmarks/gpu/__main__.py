@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     parts: dict[str, Callable[[], list[dict[str, Any]]]] = {
         "memory": lambda: updates.memory(make),  # first: it reads the peak of the process
         "bandwidth": lambda: updates.bandwidth(make(), repetitions, entries),
+        "peers": lambda: updates.peers(make(), repetitions),
         "matrices": lambda: matrices.muon(make(), few),
         "factorizations": matrices.factorizations,
         "soap": lambda: matrices.soap(make(), few),

@@ -1,8 +1,10 @@
 """How steps are timed: dispatched one after the other, and awaited together."""
 
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -42,6 +44,25 @@ def seconds(calls: dict[str, Any], repetitions: int) -> dict[str, float]:
             if number:  # the first round is a warm-up
                 times[name].append((time.perf_counter() - start) / repetitions)
     return {name: statistics.median(each) for name, each in times.items()}
+
+
+def seconds_on_device(call: Any, steps: int = 5) -> float | None:
+    """The time of a step that its kernels run, from a profile; `None` on a CPU.
+
+    The rest of the time of a step the device waits for the host to start the next kernel.
+    """
+    if jax.default_backend() == "cpu":
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            for _ in range(steps):
+                call.start()
+            call.wait()
+        (path,) = Path(folder).rglob("*.xplane.pb")
+        planes = jax.profiler.ProfileData.from_file(str(path)).planes
+        lines = [line for plane in planes if "GPU" in plane.name for line in plane.lines]
+        kernels = [e for line in lines if "Stream" in line.name for e in line.events]
+        return sum(e.duration_ns for e in kernels) / 1e9 / steps
 
 
 class Copy:

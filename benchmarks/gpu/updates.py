@@ -12,9 +12,10 @@ import optax
 
 import slalom as sl
 
+from .. import codec_peers
 from ..docs import _table
 from ..measure import Step, step_of
-from .timing import Chained, Copy, log, seconds
+from .timing import Chained, Copy, log, seconds, seconds_on_device
 
 
 def stacked(params: dict[str, Any]) -> dict[str, Any]:
@@ -69,7 +70,7 @@ def _compiled(tx: Any, dtype: Any, leaves: dict[str, Any]) -> Step:
 
 
 def bandwidth(params: dict[str, Any], repetitions: int, entries: int) -> list[dict[str, Any]]:
-    """The bytes that a step moves per second, relative to a copy.
+    """The bytes that the kernels of a step move per second, relative to a copy.
 
     A step must read all its arguments and write all its results, and a clip reads the gradients
     twice. Only a quarter of the steps of `every_k` moves all of this. With many small leaves the
@@ -85,22 +86,54 @@ def bandwidth(params: dict[str, Any], repetitions: int, entries: int) -> list[di
         memory = step.program.memory_analysis()
         moved = memory.argument_size_in_bytes + memory.output_size_in_bytes
         moved += sum(g.nbytes for g in jax.tree.leaves(step.grads)) * ("clip" in name)
-        took = seconds({"step": Chained(step), "copy": copy}, repetitions)
-        share = (moved / took["step"]) / (copy.bytes / took["copy"])
+        call = Chained(step)
+        took = seconds({"step": call, "copy": copy}, repetitions)
+        on_device = seconds_on_device(call)
+        share = (moved / (on_device or took["step"])) / (copy.bytes / took["copy"])
         rows.append(
             {
                 "step": name,
                 "leaves": len(leaves),
                 "milliseconds": 1e3 * took["step"],
+                "kernels_ms": on_device and 1e3 * on_device,
                 "bytes_per_parameter": moved / number,
                 "share_of_copy": None if name in ACCUMULATING else share,
                 "fusions": step.cost.fusions,
                 "copy_bytes_per_second": copy.bytes / took["copy"],
             }
         )
-        milliseconds = rows[-1]["milliseconds"]
-        log(f"{name}, {len(leaves)} leaves: {milliseconds:.3f} ms, {share:.0%} of a copy")
-        del step  # before the next one is made
+        times = [rows[-1][each] or 0 for each in ("milliseconds", "kernels_ms")]
+        log(f"{name}, {len(leaves)} leaves: {times} ms, {share:.0%} of a copy")
+        del step, call  # before the next one is made
+    return rows
+
+
+class TorchUpdate:
+    """A step of PyTorch's AdamW with 8-bit state, or in float32, by the name of the peer."""
+
+    def __init__(self, name: str, params: dict[str, Any]):
+        import torch
+
+        self.torch, self.device = torch, "cuda" if torch.cuda.is_available() else "cpu"
+        tensors = [torch.randn(p.shape, device=self.device) for p in params.values()]
+        self.params = [torch.nn.Parameter(x) for x in tensors]
+        for p in self.params:
+            p.grad = 0.01 * p.detach() + 0.001
+        self.start = codec_peers.make(name, self.params).step
+
+    def wait(self) -> None:
+        if self.device == "cuda":
+            self.torch.cuda.synchronize()
+
+
+def peers(params: dict[str, Any], repetitions: int) -> list[dict[str, Any]]:
+    """Steps of the packages for PyTorch that are installed, on the same leaves."""
+    rows = []
+    for name in filter(codec_peers.available, codec_peers.PEERS):
+        call = TorchUpdate(name, stacked(params))
+        took = seconds({"step": call}, repetitions)["step"]
+        rows.append({"step": name, "milliseconds": 1e3 * took})
+        log(f"{name}: {1e3 * took:.3f} ms")
     return rows
 
 
@@ -126,19 +159,24 @@ def text(found: dict[str, Any]) -> list[str]:
     parts = []
     if rows:
         copy = statistics.median(row["copy_bytes_per_second"] for row in rows)
-        heads = ["step", "leaves", "kernels", "time", "bytes per parameter", "share of a copy"]
+        heads = ["step", "leaves", "kernels", "time", "of which kernels run"]
+        heads += ["bytes per parameter", "share of a copy"]
         lines = [
             [
                 row["step"],
                 f"{row['leaves']}",
                 f"{row['fusions']}",
                 f"{row['milliseconds']:.2f} ms",
+                f"{row['kernels_ms']:.2f} ms" if row["kernels_ms"] else "",
                 f"{row['bytes_per_parameter']:.1f}",
                 f"**{row['share_of_copy']:.0%}**" if row["share_of_copy"] else "",
             ]
             for row in rows
         ]
         parts += [f"A copy moves {copy / 1e12:.2f} TB/s.", _table(heads, lines)]
+    if rows := found.get("peers"):
+        times = ", ".join(f"{row['milliseconds']:.2f} ms in {row['step']}" for row in rows)
+        parts.append(f"The step on the 16 leaves takes {times}.")
     for row in found.get("memory", []):
         if row["peak"]:
             parts.append(

@@ -303,8 +303,11 @@ def signal_of(new: PyTree, before: Bool[Array, ""] | None) -> Bool[Array, ""] | 
     # One entry of an array on several devices would be sent to all of them.
     if not arrays or any(jax.typeof(x).sharding.mesh.size > 1 for x in arrays):
         return before
-    # The last array holds scales. XLA would compute a code again where it is read.
-    return false_after(arrays[-1])
+    # The last array holds scales. XLA would compute a code again where it is read. A GPU decodes in
+    # the kernels that read, so it has nothing to wait for.
+    return jax.lax.platform_dependent(
+        arrays[-1], cpu=false_after, default=lambda _: jnp.bool_(False)
+    )
 
 
 def advance_tree(

@@ -72,18 +72,14 @@ class Matrix:
 
     def read(self, x: Inexact[Array, "..."]) -> Inexact[Array, "batch rows columns"]:
         """The array as a batch of matrices."""
-        split = jnp.reshape(x, self.split)
-        if self.order != tuple(range(len(self.order))):
-            split = jnp.transpose(split, self.order)
-        return jnp.reshape(split, (self.batch, self.rows, self.columns))
+        ordered = jnp.transpose(jnp.reshape(x, self.split), self.order)
+        return jnp.reshape(ordered, (self.batch, self.rows, self.columns))
 
     def write(self, matrices: Inexact[Array, "batch rows columns"]) -> Inexact[Array, "..."]:
         """Undoes `read`."""
         ordered = jnp.reshape(matrices, tuple(self.split[a] for a in self.order))
-        if self.order != tuple(range(len(self.order))):
-            back = sorted(range(len(self.order)), key=self.order.__getitem__)
-            ordered = jnp.transpose(ordered, back)
-        return jnp.reshape(ordered, self.shape)
+        back = sorted(range(len(self.order)), key=self.order.__getitem__)
+        return jnp.reshape(jnp.transpose(ordered, back), self.shape)
 
     def __str__(self) -> str:
         one = f"{self.rows} × {self.columns}"
@@ -204,9 +200,10 @@ class Layout:
         return Matrix(self.shape, split, groups, batch, rows, columns)
 
 
-def parsed(letters: str) -> tuple[tuple[str, int], ...] | None:
-    """The letter and the number of equal blocks of each axis; `None` for strings that are no
-    layout."""
+def parsed(letters: str | None) -> tuple[tuple[str, int], ...] | None:
+    """The letter and the number of equal blocks of each axis; `None` for what is no layout."""
+    if letters is None:
+        return None
     matches = [(m[1] or m[3], _shares(m)) for m in _AXIS.finditer(letters)]
     several = sum(len(shares) > 1 for _, shares in matches) > 1
     axes = tuple((letter, 1 if shares[1:] else shares[0]) for letter, shares in matches)
@@ -282,8 +279,7 @@ def _layout(leaf: Leaf, stated: str | None) -> Layout:
         if declared is not None:
             how = f"has the layout in {type(node).__name__}.__layout__"
             return dataclasses.replace(_stated(leaf, nodes, declared, how), tied=tied)
-    letters = _of_layer(nodes[-1], leaf.path.rpartition(".")[2])
-    axes = None if letters is None else parsed(letters)
+    axes = parsed(_of_layer(nodes[-1], leaf.path.rpartition(".")[2]))
     if axes is not None and len(shape) >= len(axes):
         return Layout(shape, _with_stacks(shape, axes), tied=tied)
     many = sum(n != 1 for n in shape) > 1
@@ -324,12 +320,8 @@ def _with_stacks(
 def _of_class(node: Any, path: str) -> str | None:
     """The layout that a module states for one of its arrays."""
     stated = getattr(node, "__layout__", None)
-    if not isinstance(stated, Mapping):
-        return None
-    for glob, letters in stated.items():
-        if glob_pattern(glob).fullmatch(path) is not None:
-            return letters
-    return None
+    globs = stated.items() if isinstance(stated, Mapping) else ()
+    return next((letters for glob, letters in globs if glob_pattern(glob).fullmatch(path)), None)
 
 
 def _of_heads(leaf: Leaf, nodes: list[Any]) -> str:
@@ -369,8 +361,7 @@ def _as_optax(shape: tuple[int, ...]) -> tuple[tuple[str, int], ...] | None:
     """The letters of an array stored as in × out, by rank, as in Optax."""
     if sum(n != 1 for n in shape) <= 1:
         return parsed("o" * len(shape))
-    letters = {2: "io", 3: "ioo", 4: "kkio", 5: "kkkio"}.get(len(shape))
-    return None if letters is None else parsed(letters)
+    return parsed({2: "io", 3: "ioo", 4: "kkio", 5: "kkkio"}.get(len(shape)))
 
 
 # --- known layers ---------------------------------------------------------------------------
@@ -394,10 +385,8 @@ _LAYERS: dict[type, Any] = {
 
 def _of_layer(owner: Any, name: str) -> str | None:
     """The letters of an array of one of Equinox's layers."""
-    for cls, arrays in _LAYERS.items():
-        if isinstance(owner, cls):
-            return arrays(owner).get(name)
-    return None
+    letters = (of(owner).get(name) for cls, of in _LAYERS.items() if isinstance(owner, cls))
+    return next(letters, None)
 
 
 def _convolution(layer: Any) -> dict[str, str]:

@@ -262,19 +262,14 @@ class Linearization:
     # --- the parts ----------------------------------------------------------------------------
 
     def _model(self, params: PyTree) -> PyTree:
-        for outward in self._outward:
-            params = outward(params)
-        return params
+        return functools.reduce(lambda x, outward: outward(x), self._outward, params)
 
     def _outputs(self, params: PyTree) -> list[Array]:
         """The outputs of every block, with an axis of examples."""
         model = self._model(params)
-        found = []
-        for block in self.blocks:
-            # The model may hold more than arrays, so it is no argument of the `vmap`.
-            z = _of_each(functools.partial(block.outputs, model), block.rows)
-            found.append(replicated(tree.cast(z, self.dtype)))
-        return found
+        # The model may hold more than arrays, so it is no argument of the `vmap`.
+        each = (_of_each(functools.partial(b.outputs, model), b.rows) for b in self.blocks)
+        return [replicated(tree.cast(z, self.dtype)) for z in each]
 
     def _pull(self, cotangents: list[Array]) -> Array:
         _, pullback = jax.vjp(self._outputs, self.params)

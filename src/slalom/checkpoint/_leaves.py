@@ -142,9 +142,19 @@ def difference(theirs: Any, ours: Any) -> tuple[str, tuple[str, str]] | None:
     return None if kinds[0] == kinds[1] else ("retyped", kinds)
 
 
+def form(x: Any) -> Any:
+    """Everything but the values of a leaf, or of the arrays of an encoded one.
+
+    Two leaves of one form can exchange their arrays.
+    """
+    if is_encoded(x):
+        return x.form, {name: form(array) for name, array in x.arrays.items()}
+    return shape_of(x), kind(x)
+
+
 def can_follow(old: Any, new: Any) -> bool:
     """Whether the value of an old leaf can be stored as the new one."""
-    if is_same_form(old, new):
+    if form(old) == form(new):
         return True
     if shape_of(old) != shape_of(new) or shape_of(old) is None:
         return False
@@ -157,18 +167,6 @@ def can_follow(old: Any, new: Any) -> bool:
         return False
     families = jnp.floating, jnp.complexfloating
     return any(all(jnp.issubdtype(x, f) for x in (before, after)) for f in families)
-
-
-def is_same_form(old: Any, new: Any) -> bool:
-    """Whether the arrays of one leaf can replace those of another."""
-    if is_encoded(old) and is_encoded(new):
-        return old.form == new.form and _alike(old.arrays, new.arrays)
-    return is_encoded(old) == is_encoded(new) and difference(old, new) is None
-
-
-def _alike(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether there are arrays of the same shapes and dtypes under the same names."""
-    return old.keys() == new.keys() and all(difference(old[n], x) is None for n, x in new.items())
 
 
 def raw(x: Any) -> Any:
@@ -337,7 +335,7 @@ def is_decodable(leaf: Encoded) -> bool:
         return False
     try:
         like = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-        return _alike(leaf.arrays, jax.eval_shape(leaf.encode, like).arrays)
+        return form(leaf) == form(jax.eval_shape(leaf.encode, like))
     except (TypeError, ValueError):
         return False
 

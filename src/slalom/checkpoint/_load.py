@@ -154,9 +154,8 @@ def from_dict(
 class _SavedAverage(NamedTuple):
     param: str
     """The path of the parameter."""
-    first_time: float
     time: float
-    """The number of steps that were averaged, and the smallest one of all parameters."""
+    """The number of steps that were averaged."""
     sigma_rel: float
     path: Path
     """The file."""
@@ -232,8 +231,7 @@ def synthesize(
     leaves, structure = jax.tree.flatten(model)
     names = leaf_paths(model)
     like = dict(zip(names, leaves, strict=True))
-    weights = _weights(averages, names, step, sigma_rel)
-    for name, total in _sums(averages, weights, like).items():
+    for name, total in _sums(_terms(averages, names, step, sigma_rel), like).items():
         like[name] = placed(total.astype(like[name].dtype), like[name])
     return structure.unflatten([like[name] for name in names])
 
@@ -254,14 +252,14 @@ def _averages_in(path: Path, opt: str) -> list[_SavedAverage]:
                 raise ValueError(f"the widths {[*sigmas.values()]}")
             state = [pair for pair in layout["state"].pairs if pair[0].owner in sigmas]
             ages = {x.owner: file.unread(name).read() for x, name in state if x.mark == PER_LEAF}
-            times = {owner: (float(age.min()), float(age.max())) for owner, age in ages.items()}
+            times = {owner: float(age.max()) for owner, age in ages.items()}
             # "" is a model that is one array.
             averages = [
-                _SavedAverage(x.param, *times[x.owner], sigmas[x.owner], path, names, x.local)
+                _SavedAverage(x.param, times[x.owner], sigmas[x.owner], path, names, x.local)
                 for x, names in state
                 if x.param is not None
             ]
-    if any(average.first_time != average.time for average in averages):
+    if any(age.min() != age.max() for age in ages.values()):
         raise ValueError(
             "The averages of some parameters were reset during the run, so their snapshots cannot "
             "be combined with those before."
@@ -269,20 +267,20 @@ def _averages_in(path: Path, opt: str) -> list[_SavedAverage]:
     return [average for average in averages if average.time > 0]
 
 
-def _weights(
+def _terms(
     averages: list[_SavedAverage], names: list[str], step: int | None, sigma_rel: float
-) -> list[float]:
-    """The weight of each average in the sum of its parameter."""
-    of_param: dict[str, list[int]] = {}
-    for i, average in enumerate(averages):
-        of_param.setdefault(average.param, []).append(i)
-    weights = [0.0] * len(averages)
-    for name, positions in of_param.items():
+) -> list[tuple[_SavedAverage, float]]:
+    """The averages, file by file, with their weights in the sums of their parameters."""
+    of_param: dict[str, list[_SavedAverage]] = {}
+    for average in averages:
+        of_param.setdefault(average.param, []).append(average)
+    terms: list[tuple[_SavedAverage, float]] = []
+    for name, group in of_param.items():
         if name not in names:
             raise ValueError(
                 f"The checkpoints have an average of '{name}', which the model does not have."
             )
-        snapshots = [(averages[i].time, averages[i].sigma_rel) for i in positions]
+        snapshots = [(average.time, average.sigma_rel) for average in group]
         last, _ = max(snapshots)
         if step is not None and not 1 <= step <= last:
             raise ValueError(
@@ -290,17 +288,13 @@ def _weights(
                 f"last checkpoint, got {step}."
             )
         end = last if step is None else float(step)
-        for i, w in zip(positions, synthesis_weights(snapshots, end, sigma_rel), strict=True):
-            weights[i] = w
-    return weights
+        terms += zip(group, synthesis_weights(snapshots, end, sigma_rel), strict=True)
+    return sorted(terms, key=lambda term: term[0].path)
 
 
-def _sums(
-    averages: list[_SavedAverage], weights: list[float], like: dict[str, Any]
-) -> dict[str, Any]:
+def _sums(terms: list[tuple[_SavedAverage, float]], like: dict[str, Any]) -> dict[str, Any]:
     """Σ wᵢ·averageᵢ by parameter, in float64: the weights may be large, and of both signs."""
     sums: dict[str, Any] = {}
-    terms = zip(averages, weights, strict=True)
     for path, of_file in itertools.groupby(terms, lambda term: term[0].path):
         with File(path) as file:
             for average, weight in of_file:

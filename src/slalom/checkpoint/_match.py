@@ -21,7 +21,7 @@ from ._leaves import (
     can_follow,
     difference,
     filled,
-    is_same_form,
+    form,
     kind,
     layout_of,
     named_leaves,
@@ -267,7 +267,7 @@ def _compare_states(
     for i, (slot, leaf) in enumerate(after.pairs):
         names, name = jax.tree.leaves(ours.leaves[i]), f"{path}.{slot.name}"
         value, misfit = matched.values.get(i), matched.misfits.get(i)
-        if value is not None and is_same_form(value, leaf):
+        if value is not None and form(value) == form(leaf):
             findings.take(names, jax.tree.leaves(value))
         elif value is not None and can_follow(value, leaf):
             recoded = in_form_of(leaf, jax.tree.map(jnp.asarray, read(value)))

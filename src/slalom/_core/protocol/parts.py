@@ -330,7 +330,7 @@ def parts(
     stateful schedules.
     """
     outer = Part.root(root, state, context, params)
-    yield from _walk(outer._replace(path=segments(root)))
+    yield from walk(outer._replace(path=segments(root)))
 
 
 def transforms(
@@ -343,10 +343,11 @@ def transforms(
     return (p for p in parts(root, state, context, params) if isinstance(p.module, AbstractTraits))
 
 
-def _walk(outer: Part) -> Iterator[Part]:
+def walk(outer: Part) -> Iterator[Part]:
+    """A part and everything inside it, depth first, with full paths."""
     yield outer
     for part in outer.children():
-        yield from _walk(
+        yield from walk(
             part._replace(
                 path=outer.path + part.path,
                 group=outer.group + part.group,

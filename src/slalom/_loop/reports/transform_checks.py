@@ -18,6 +18,7 @@ from ..._core.protocol.parts import (
     keeps_zeros,
     segments,
     transforms,
+    walk,
 )
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.transform import AbstractTransform
@@ -163,10 +164,8 @@ def _check_objective(transform: AbstractTransform[Any], around: Any = None) -> N
 
 
 def _inside(link: Part) -> list[Part]:
-    """The link and all parts of it, with their whole paths."""
-    inner = list(transforms(link.module, params=link.params))
-    depth = len(inner[0].path)
-    return [part._replace(path=link.path + part.path[depth:]) for part in inner]
+    """The transforms in a link, with their whole paths."""
+    return [part for part in walk(link) if isinstance(part.module, AbstractTraits)]
 
 
 def _idle_steps(links: list[Part]) -> Iterator[str]:

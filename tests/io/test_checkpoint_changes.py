@@ -36,7 +36,7 @@ def test_every_difference_is_reported_by_path(path):
     )
     with pytest.raises(sl.checkpoint.MismatchError) as caught:
         sl.checkpoint.load(path, net=tree)
-    assert "It was saved with the keywords n, model: load it with the same." in str(caught.value)
+    assert "It was saved with the keywords model, n: load it with the same." in str(caught.value)
     loaded = sl.checkpoint.load(path, model=mine, n=1, strict=False)
     assert_same_bits(loaded["model"], mine | {"same": jnp.ones(2)})
     assert loaded["n"] == 1

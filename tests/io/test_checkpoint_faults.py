@@ -50,7 +50,7 @@ def program(code):
 def read(path):
     """All arrays in a file, and its numbers."""
     with _file.File(path) as file:
-        return {name: file.unread(name).read() for name in file.names}, file.values()
+        return {name: x.read() for name, x in file.arrays.items()}, file.values()
 
 
 def generation(path):
@@ -188,7 +188,7 @@ def test_files_are_written_and_read_without_jax(tmp_path):
     sl.checkpoint.save(path, model=tree)
     code = """
         with file.File(sys.argv[1]) as opened:
-            arrays = {name: opened.unread(name).read() for name in opened.names}
+            arrays = {name: x.read() for name, x in opened.arrays.items()}
         assert arrays["model.b"].dtype.name == "bfloat16"
         file.write(sys.argv[2], arrays)
         assert "jax" not in sys.modules

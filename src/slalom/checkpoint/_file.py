@@ -222,8 +222,8 @@ class File:
 
     text: dict[str, str]
     """The text of the header."""
-    names: tuple[str, ...]
-    """The names of all arrays."""
+    arrays: dict[str, Unread]
+    """All arrays by name."""
 
     def __init__(self, path: str | os.PathLike[str]):
         """Opens a file and reads its header.
@@ -245,7 +245,7 @@ class File:
         except BaseException:
             self._file.close()
             raise
-        self.names = tuple(name for name in self._entries if name != VALUES)
+        self.arrays = {name: self._unread(name) for name in self._entries if name != VALUES}
         self._threads = _Checksums()
         self._read: dict[str, list[str]] = {}
         """The checksums of the arrays that were read."""
@@ -263,8 +263,7 @@ class File:
                     f"{INSTEAD}"
                 )
 
-    def unread(self, name: str) -> Unread:
-        """The array with this name."""
+    def _unread(self, name: str) -> Unread:
         entry = self._entries[name]
         # The last axis of a key is its words; that of a complex128 its two parts.
         joined = entry.kind.startswith("key<") or entry.kind != entry.dtype == "float64"

@@ -80,10 +80,7 @@ def load(
     trees = trees_of(model, opt, more)
     wait_for_saves(path)
     with File(path) as file:
-        arrays = {name: file.unread(name) for name in file.names if name.partition(".")[0] in trees}
-        where = f"The checkpoint '{path}'"
-        others = tuple(name for name in file.names if name not in arrays)
-        source = Source(where, arrays | file.values(), layouts(file), others)
+        source = Source(f"The checkpoint '{path}'", file.arrays | file.values(), layouts(file))
         return assemble(source, trees, strict, hyperparams)
 
 
@@ -98,8 +95,8 @@ def layouts(file: File) -> dict[str, StateLayout]:
         by_path = {path: layout_from_json(x, f"{path}.") for path, x in texts.items()}
         for path, layout in by_path.items():
             leaves = [names for side in layout.values() for names in side.leaves]
-            shapes = {name: file.unread(name).shape for name in jax.tree.leaves(leaves)}
-            state, runs = layout["state"], len(file.unread(f"{path}.count").shape)
+            shapes = {name: file.arrays[name].shape for name in jax.tree.leaves(leaves)}
+            state, runs = layout["state"], len(file.arrays[f"{path}.count"].shape)
             for i in state.entries:
                 name, count = state.leaves[i], len(leaves_of(state.places[i].node, state.places))
                 shape = shapes[name]
@@ -244,14 +241,14 @@ def _averages_in(path: Path, opt: str) -> list[_SavedAverage]:
             return []
         with file.parsing():
             sigmas = {
-                slot.owner: float(file.unread(name).read())
+                slot.owner: float(file.arrays[name].read())
                 for slot, name in layout["rules"].pairs
                 if slot.local == "decay.sigma_rel" and slot.rule == Average.__name__
             }
             if not all(0 < sigma <= float(np.float32(LARGEST)) for sigma in sigmas.values()):
                 raise ValueError(f"the widths {[*sigmas.values()]}")
             state = [pair for pair in layout["state"].pairs if pair[0].owner in sigmas]
-            ages = {x.owner: file.unread(name).read() for x, name in state if x.mark == PER_LEAF}
+            ages = {x.owner: file.arrays[name].read() for x, name in state if x.mark == PER_LEAF}
             times = {owner: float(age.max()) for owner, age in ages.items()}
             # "" is a model that is one array.
             averages = [
@@ -298,8 +295,7 @@ def _sums(terms: list[tuple[_SavedAverage, float]], like: dict[str, Any]) -> dic
     for path, of_file in itertools.groupby(terms, lambda term: term[0].path):
         with File(path) as file:
             for average, weight in of_file:
-                arrays = {name: file.unread(name) for name in jax.tree.leaves(average.names)}
-                value = decoded(average.names, arrays, average.local)
+                value = decoded(average.names, file.arrays, average.local)
                 leaf = like[average.param]
                 if not eqx.is_array_like(leaf) or value.shape != np.shape(leaf):
                     raise ValueError(

@@ -83,8 +83,6 @@ class Source(NamedTuple):
     """Arrays, read or not, and numbers and strings, by name."""
     layouts: Mapping[str, StateLayout]
     """The layouts of optimizers, by path, where they are known."""
-    others: tuple[str, ...] = ()
-    """The names of arrays that the program does not ask for."""
 
 
 class Loaded(dict[str, Any]):
@@ -166,7 +164,7 @@ def assemble(
     findings.note("unexpected", *(name for name in asked if name not in findings.used))
     report = findings.report()
     if strict and not report.fits:
-        saved = dict.fromkeys(name.partition(".")[0] for name in (*source.items, *source.others))
+        saved = dict.fromkeys(name.partition(".")[0] for name in source.items)
         raise MismatchError(_mismatch(report, source.where, [*templates], [*saved]))
 
     def new(name: str, leaf: Any) -> Any:

@@ -63,10 +63,8 @@ def register(state: type, to_names: Any, from_names: Any) -> None:
 
     def from_dict(target: Any, saved: dict[str, Any]) -> Any:
         wanted = to_names(target)
-        missing, unknown = (
-            sorted(wanted.keys() - saved.keys()),
-            sorted(saved.keys() - wanted.keys()),
-        )
+        missing = sorted(wanted.keys() - saved.keys())
+        unknown = sorted(saved.keys() - wanted.keys())
         if missing or unknown:
             raise ValueError(
                 "The saved state belongs to another transform or other parameters "

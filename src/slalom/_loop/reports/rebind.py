@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from ..._core.engine.encoded import is_encoded
-from ..._core.fields.declare import hyperparameter_fields
+from ..._core.fields.hyperparams import all_targets
 from ..._core.fields.schedule import AbstractSchedule
-from ..._core.protocol.parts import transforms
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import wrapper_names
 from ..._core.state.marks import COPY, PER_LEAF
@@ -326,9 +325,8 @@ def _warn_of_jumps(
     dropped = {owner: i for owner, i in _clocks(before.places).items() if i not in kept}
     now = _clocks(after.places)
     scheduled = [
-        ".".join((*part.path, field.name))
-        for part in transforms(transform)
-        for field in hyperparameter_fields(part.module)
+        path
+        for path, (part, field) in all_targets(transform).items()
         if isinstance(getattr(part.module, field.name), AbstractSchedule)
         and _around(f"{part.name}.", now) is None
     ]

@@ -131,17 +131,6 @@ def kind(x: Any) -> str:
     return f"key<{jax.random.key_impl(x)}>"
 
 
-def difference(theirs: Any, ours: Any) -> tuple[str, tuple[str, str]] | None:
-    """The field of a report that a difference between two leaves belongs to, and both in words.
-
-    `None` if one can take the place of the other.
-    """
-    shapes, kinds = (shape_of(theirs), shape_of(ours)), (kind(theirs), kind(ours))
-    if None not in shapes and shapes[0] != shapes[1]:
-        return "reshaped", (str(shapes[0]), str(shapes[1]))
-    return None if kinds[0] == kinds[1] else ("retyped", kinds)
-
-
 def form(x: Any) -> Any:
     """Everything but the values of a leaf, or of the arrays of an encoded one.
 
@@ -150,23 +139,6 @@ def form(x: Any) -> Any:
     if is_encoded(x):
         return x.form, {name: form(array) for name, array in x.arrays.items()}
     return shape_of(x), kind(x)
-
-
-def can_follow(old: Any, new: Any) -> bool:
-    """Whether the value of an old leaf can be stored as the new one."""
-    if form(old) == form(new):
-        return True
-    if shape_of(old) != shape_of(new) or shape_of(old) is None:
-        return False
-    if is_encoded(old) and not is_decodable(old):
-        return False
-    before, after = (x.dtype.name if is_encoded(x) else kind(x) for x in (old, new))
-    if before == after:
-        return True
-    if "key<" in before + after:
-        return False
-    families = jnp.floating, jnp.complexfloating
-    return any(all(jnp.issubdtype(x, f) for x in (before, after)) for f in families)
 
 
 def raw(x: Any) -> Any:

@@ -18,10 +18,9 @@ from ..tree.types import PyTree, Tracer
 from ..wrappers.scope.store import Store
 from ._leaves import (
     StateLayout,
-    can_follow,
-    difference,
     filled,
     form,
+    is_decodable,
     kind,
     layout_of,
     named_leaves,
@@ -92,8 +91,53 @@ class Loaded(dict[str, Any]):
     """A report of the matches and differences."""
 
 
-class _Findings:
-    """The matches and differences so far.
+def assemble(
+    source: Source, templates: Mapping[str, PyTree], strict: bool, hyperparams: str
+) -> Loaded:
+    """The templates with the values of the source.
+
+    **Arguments:**
+
+    - `source`: what was read.
+    - `templates`: the trees of the program, by keyword.
+    - `strict`: whether a difference is an error.
+    - `hyperparams`: whose hyperparameters to use: `"program"` or `"file"`.
+    """
+    if hyperparams not in ("program", "file"):
+        raise ValueError(f'`hyperparams` must be "program" or "file", got {hyperparams!r}.')
+    comparison = _Comparison(source, take_hyperparams=hyperparams == "file")
+    for root, template in templates.items():
+        comparison.compare(root, template)
+    asked = (name for name in source.items if name.partition(".")[0] in templates)
+    comparison.note("unexpected", *(name for name in asked if name not in comparison.used))
+    report = comparison.report()
+    if strict and not report.fits:
+        saved = dict.fromkeys(name.partition(".")[0] for name in source.items)
+        raise MismatchError(_mismatch(report, source.where, [*templates], [*saved]))
+
+    def new(name: str, leaf: Any) -> Any:
+        if name in comparison.values:
+            return placed(comparison.values[name], leaf)
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            raise MismatchError(
+                f"{source.where} has nothing that fits '{name}', and the program has no value for "
+                "it: it is abstract. Pass a model and an optimizer with arrays."
+            )
+        return leaf
+
+    # Nothing large has been read so far. Now each array is read and put on its devices in turn.
+    loaded = Loaded(
+        (root, jax.tree.structure(x).unflatten(new(*pair) for pair in named_leaves(root, x)))
+        for root, x in templates.items()
+    )
+    if report.hyperparams:
+        warn(_other_hyperparams(report, source.where))
+    loaded.report = report
+    return loaded
+
+
+class _Comparison:
+    """The matches and differences of a program and a source.
 
     **Arguments:**
 
@@ -122,169 +166,137 @@ class _Findings:
         """Adds names to a field of the report."""
         self.notes[field].update(dict.fromkeys(names))
 
-    def take(self, names: list[str], values: list[Any]) -> None:
+    def compare(self, root: str, template: PyTree) -> None:
+        """Matches the leaves of a tree with the source."""
+        leaves = saved_leaves(root, template)
+        for name, leaf in leaves.items():
+            if isinstance(leaf, Tracer):
+                raise TypeError(
+                    f"'{name}' is being traced: a checkpoint cannot be loaded inside a function "
+                    "that JAX transforms. Load it first, and pass what it holds."
+                )
+        for path, opt in optimizers(root, template).items():
+            for name in self._compare_optimizers(path, opt):
+                leaves.pop(name, None)
+        for name, leaf in leaves.items():
+            self._take_if_alike(name, leaf, self.source.items.get(name))
+        self.used.update(leaves)
+
+    def _take(self, names: list[str], values: list[Any]) -> None:
         """Takes values in place of leaves."""
         self.note("loaded", *names)
         self.values.update(zip(names, values, strict=True))
 
-    def take_if_alike(self, name: str, leaf: Any, value: Any) -> None:
+    def _take_if_alike(self, name: str, leaf: Any, value: Any) -> None:
         """Takes a value in place of a leaf if it fits; `None` stands for no value."""
         if value is None:
             self.note("missing", name)
-        elif not self.differ(name, leaf, value):
-            self.take([name], [value])
-
-    def differ(self, name: str, leaf: Any, value: Any) -> bool:
-        """Notes the difference between a leaf and a value, and returns whether there is one."""
-        change = difference(value, leaf)
-        if change is not None:
-            field, both = change
-            self.notes[field][name] = both
-        return change is not None
-
-
-def assemble(
-    source: Source, templates: Mapping[str, PyTree], strict: bool, hyperparams: str
-) -> Loaded:
-    """The templates with the values of the source.
-
-    **Arguments:**
-
-    - `source`: what was read.
-    - `templates`: the trees of the program, by keyword.
-    - `strict`: whether a difference is an error.
-    - `hyperparams`: whose hyperparameters to use: `"program"` or `"file"`.
-    """
-    if hyperparams not in ("program", "file"):
-        raise ValueError(f'`hyperparams` must be "program" or "file", got {hyperparams!r}.')
-    findings = _Findings(source, take_hyperparams=hyperparams == "file")
-    for root, template in templates.items():
-        _compare(root, template, findings)
-    asked = (name for name in source.items if name.partition(".")[0] in templates)
-    findings.note("unexpected", *(name for name in asked if name not in findings.used))
-    report = findings.report()
-    if strict and not report.fits:
-        saved = dict.fromkeys(name.partition(".")[0] for name in source.items)
-        raise MismatchError(_mismatch(report, source.where, [*templates], [*saved]))
-
-    def new(name: str, leaf: Any) -> Any:
-        if name in findings.values:
-            return placed(findings.values[name], leaf)
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            raise MismatchError(
-                f"{source.where} has nothing that fits '{name}', and the program has no value for "
-                "it: it is abstract. Pass a model and an optimizer with arrays."
-            )
-        return leaf
-
-    # Nothing large has been read so far. Now each array is read and put on its devices in turn.
-    loaded = Loaded(
-        (root, jax.tree.structure(x).unflatten(new(*pair) for pair in named_leaves(root, x)))
-        for root, x in templates.items()
-    )
-    if report.hyperparams:
-        warn(_other_hyperparams(report, source.where))
-    loaded.report = report
-    return loaded
-
-
-def _compare(root: str, template: PyTree, findings: _Findings) -> None:
-    """Matches the leaves of a tree with the source."""
-    leaves = saved_leaves(root, template)
-    for name, leaf in leaves.items():
-        if isinstance(leaf, Tracer):
-            raise TypeError(
-                f"'{name}' is being traced: a checkpoint cannot be loaded inside a function that "
-                "JAX transforms. Load it first, and pass what it holds."
-            )
-    for path, opt in optimizers(root, template).items():
-        for name in _compare_optimizers(path, opt, findings):
-            leaves.pop(name, None)
-    for name, leaf in leaves.items():
-        findings.take_if_alike(name, leaf, findings.source.items.get(name))
-    findings.used.update(leaves)
-
-
-# --- optimizers -----------------------------------------------------------------------------
-
-
-def _compare_optimizers(path: str, opt: Optimizer, findings: _Findings) -> set[str]:
-    """Matches the arrays of an optimizer with the source, by the rules of `opt.rebind`.
-
-    **Returns:** their names, without that of the count.
-    """
-    source, program = findings.source, layout_of(opt, f"{path}.")
-    saved = source.layouts.get(path, program)
-    arrays = {f"{path}.{name}": x for name, x in named_arrays(opt.arrays).items()}
-    codecs = {repr(x.codec): x.codec for x in program["state"].leaves if is_encoded(x)}
-    count = source.items.get(f"{path}.count")
-    same_runs = (shape_of(count) or ()) == opt.arrays.count.shape
-    fits = can_follow if same_runs else lambda _, __: False
-    for part, ours in program.items():
-        theirs = saved[part].mapped(
-            lambda x: x if {*jax.tree.leaves(x)} <= source.items.keys() else None
-        )
-        before = theirs.mapped(lambda x: filled(x, source.items, codecs))
-        after = ours.mapped(lambda x: filled(x, arrays, codecs))
-        for side in (after, before):
-            for i in side.entries:
-                # Ages are put together from single entries.
-                side.leaves[i] = _concrete(side.leaves[i])
-        matched = match(before, after, count, fits, opt.arrays.count.ndim)
-        if part == "rules":
-            _compare_rules(ours, after, matched, findings)
+        elif form(value) == form(leaf):
+            self._take([name], [value])
         else:
-            _compare_states(path, ours, after, matched, findings)
-        # If the hyperparameters of the program are kept, those of the source are not missed.
-        kept = part == "rules" and not findings.take_hyperparams
-        for j, (slot, names) in enumerate(theirs.pairs):
-            if j in matched.used or kept or slot.rule == Store.__name__:
-                findings.used.update(jax.tree.leaves(names))
-    return {name for side in program.values() for x in side.leaves for name in jax.tree.leaves(x)}
+            self._differ(name, leaf, value)
+
+    def _differ(self, name: str, leaf: Any, value: Any) -> None:
+        """Notes the difference between a leaf and a value of another form."""
+        shapes, kinds = (shape_of(value), shape_of(leaf)), (kind(value), kind(leaf))
+        if None not in shapes and shapes[0] != shapes[1]:
+            self.notes["reshaped"][name] = str(shapes[0]), str(shapes[1])
+        elif kinds[0] != kinds[1]:
+            self.notes["retyped"][name] = kinds
+        else:
+            # One codec may have made other arrays of a leaf in another version.
+            self.notes["retyped"][name] = _arrays(value), _arrays(leaf)
+
+    # --- optimizers -------------------------------------------------------------------------
+
+    def _compare_optimizers(self, path: str, opt: Optimizer) -> set[str]:
+        """Matches the arrays of an optimizer with the source, by the rules of `opt.rebind`.
+
+        **Returns:** their names, without that of the count.
+        """
+        items, program = self.source.items, layout_of(opt, f"{path}.")
+        saved = self.source.layouts.get(path, program)
+        arrays = {f"{path}.{name}": x for name, x in named_arrays(opt.arrays).items()}
+        codecs = {repr(x.codec): x.codec for x in program["state"].leaves if is_encoded(x)}
+        count, runs = items.get(f"{path}.count"), opt.arrays.count.shape
+        fits = _can_follow if (shape_of(count) or ()) == runs else lambda _, __: False
+        for part, ours in program.items():
+            theirs = saved[part].mapped(
+                lambda x: x if {*jax.tree.leaves(x)} <= items.keys() else None
+            )
+            before = theirs.mapped(lambda x: filled(x, items, codecs))
+            after = ours.mapped(lambda x: filled(x, arrays, codecs))
+            for side in (after, before):
+                for i in side.entries:
+                    # Ages are put together from single entries.
+                    side.leaves[i] = _concrete(side.leaves[i])
+            matched = match(before, after, count, fits, len(runs))
+            if part == "rules":
+                self._compare_rules(ours, after, matched)
+            else:
+                self._compare_states(path, ours, after, matched)
+            # If the hyperparameters of the program are kept, those of the source are not missed.
+            kept = part == "rules" and not self.take_hyperparams
+            for j, (slot, names) in enumerate(theirs.pairs):
+                if j in matched.used or kept or slot.rule == Store.__name__:
+                    self.used.update(jax.tree.leaves(names))
+        sides = program.values()
+        return {name for side in sides for x in side.leaves for name in jax.tree.leaves(x)}
+
+    def _compare_rules(self, ours: Side, after: Side, matched: Match) -> None:
+        theirs = matched.values | matched.misfits
+        for i, (name, leaf) in enumerate(zip(ours.leaves, after.leaves, strict=True)):
+            if self.take_hyperparams or isinstance(leaf, jax.ShapeDtypeStruct):
+                self._take_if_alike(name, leaf, theirs.get(i))
+            elif i in theirs:
+                pair = [np.asarray(raw(read(x))) for x in (theirs[i], leaf)]
+                if form(theirs[i]) != form(leaf) or pair[0].tobytes() != pair[1].tobytes():
+                    self.notes["hyperparams"][name] = tuple(map(shortest, pair))
+
+    def _compare_states(self, path: str, ours: Side, after: Side, matched: Match) -> None:
+        entries = after.entries
+        for i, (slot, leaf) in enumerate(after.pairs):
+            names, name = jax.tree.leaves(ours.leaves[i]), f"{path}.{slot.name}"
+            value, misfit = matched.values.get(i), matched.misfits.get(i)
+            if value is not None and form(value) == form(leaf):
+                self._take(names, jax.tree.leaves(value))
+            elif value is not None and _can_follow(value, leaf):
+                recoded = in_form_of(leaf, jax.tree.map(jnp.asarray, read(value)))
+                self._take(names, jax.tree.leaves(recoded))
+                self.note("recoded", name)
+            elif value is not None:
+                # Put together from the entries of other leaves, so it may have another shape.
+                self._take(names, [value])
+            elif misfit is not None and (i in entries or _can_follow(misfit, leaf)):
+                self.note("restarted", name)
+            elif misfit is not None:
+                self._differ(names[0], leaf, misfit)
+            elif slot.rule != Store.__name__:
+                self.note("missing", *names)
+            elif isinstance(leaf, jax.ShapeDtypeStruct):
+                # The number of steps for which the state was stored.
+                self.values[names[0]] = _concrete(leaf)
 
 
 def _concrete(x: Any) -> Any:
     return np.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else read(x)
 
 
-def _compare_rules(ours: Side, after: Side, matched: Match, findings: _Findings) -> None:
-    theirs = matched.values | matched.misfits
-    for i, (name, leaf) in enumerate(zip(ours.leaves, after.leaves, strict=True)):
-        if findings.take_hyperparams or isinstance(leaf, jax.ShapeDtypeStruct):
-            findings.take_if_alike(name, leaf, theirs.get(i))
-        elif i in theirs:
-            arrays = [np.asarray(raw(read(x))) for x in (theirs[i], leaf)]
-            if difference(theirs[i], leaf) or arrays[0].tobytes() != arrays[1].tobytes():
-                findings.notes["hyperparams"][name] = tuple(map(shortest, arrays))
-
-
-def _compare_states(
-    path: str, ours: Side, after: Side, matched: Match, findings: _Findings
-) -> None:
-    entries = after.entries
-    for i, (slot, leaf) in enumerate(after.pairs):
-        names, name = jax.tree.leaves(ours.leaves[i]), f"{path}.{slot.name}"
-        value, misfit = matched.values.get(i), matched.misfits.get(i)
-        if value is not None and form(value) == form(leaf):
-            findings.take(names, jax.tree.leaves(value))
-        elif value is not None and can_follow(value, leaf):
-            recoded = in_form_of(leaf, jax.tree.map(jnp.asarray, read(value)))
-            findings.take(names, jax.tree.leaves(recoded))
-            findings.note("recoded", name)
-        elif value is not None:
-            # Put together from the entries of other leaves, so it may have another shape.
-            findings.take(names, [value])
-        elif misfit is not None and (i in entries or can_follow(misfit, leaf)):
-            findings.note("restarted", name)
-        elif misfit is not None:
-            if not findings.differ(names[0], leaf, misfit):
-                # One codec may have made other arrays of a leaf in another version.
-                findings.notes["retyped"][names[0]] = _arrays(misfit), _arrays(leaf)
-        elif slot.rule != Store.__name__:
-            findings.note("missing", *names)
-        elif isinstance(leaf, jax.ShapeDtypeStruct):
-            # The number of steps for which the state was stored.
-            findings.values[names[0]] = _concrete(leaf)
+def _can_follow(old: Any, new: Any) -> bool:
+    """Whether the value of an old leaf can be stored as the new one."""
+    if form(old) == form(new):
+        return True
+    if shape_of(old) != shape_of(new) or shape_of(old) is None:
+        return False
+    if is_encoded(old) and not is_decodable(old):
+        return False
+    before, after = (x.dtype.name if is_encoded(x) else kind(x) for x in (old, new))
+    if before == after:
+        return True
+    if "key<" in before + after:
+        return False
+    families = jnp.floating, jnp.complexfloating
+    return any(all(jnp.issubdtype(x, f) for x in (before, after)) for f in families)
 
 
 def _arrays(leaf: Any) -> str:

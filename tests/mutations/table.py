@@ -35,7 +35,7 @@ MUTATIONS = {
         "wrappers/gradients/test_conditional.py core/test_compiled.py",
     ),
     "a master copy overrules parameters that others have changed": Mutation(
-        "_core/engine/policies.py",
+        "wrappers/parameters/write.py",
         "return jnp.where(rounding.nearest(kept, self.dtype) == wide, kept, wide)",
         "return kept",
         "storage/test_writing.py storage/test_precision.py",

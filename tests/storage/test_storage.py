@@ -14,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import slalom as sl
 from helpers import kernels, sampled, slow_except
-from slalom._core.engine.encoded import encoded_form, random_bits, seeds_of
+from slalom._core.engine.encoded import Encoded, random_bits, seeds_of
 
 C = sl.codecs
 # The largest error, as a share of the largest number (of a field ≥ 0, of the roots).
@@ -35,7 +35,7 @@ def matrix(rows=8, width=300, seed=0):
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def round_trip(x, codec, nonnegative, bits=False):
-    form = encoded_form(x, codec, nonnegative)
+    form = Encoded({}, codec, x.shape, x.dtype, nonnegative)
     seed = seeds_of(["x"], jnp.int32(1))["x"] if bits else None
     return form.encode(x, seed).decode()
 
@@ -93,7 +93,7 @@ def test_zeros_stay_zeros_huge_numbers_are_kept_and_what_is_not_finite_stays_so(
 )
 def test_a_positive_mean_of_squares_stays_positive(codec):
     x = jnp.ones((4, 256)).at[:, 1:].set(1e-12)
-    form = encoded_form(x, codec, True)
+    form = Encoded({}, codec, x.shape, x.dtype, True)
     for seed in (None, seeds_of(["x"], jnp.int32(1))["x"]):
         assert jnp.all(form.encode(x, seed).decode() > 0)
 

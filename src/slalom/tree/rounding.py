@@ -167,20 +167,19 @@ def random_bits(
     - `seeds`: two integers; equal seeds give equal bits.
     """
     first, second = seeds
-    return hashed(_indices(like) ^ first, second)
-
-
-def _indices(like: Array) -> UInt32[Array, "*shape"]:
-    """The position of each number in the flat array, modulo 2³²."""
     sharding = jax.typeof(like).sharding
     explicit = any(entry is not None for entry in sharding.spec)
+    where = positions(like.shape, sharding if explicit else None)
+    return hashed(where ^ first, second)
+
+
+def positions(shape: tuple[int, ...], sharding: Any = None) -> UInt32[Array, "*shape"]:
+    """The position of each number in the flat array, modulo 2³²."""
     total, stride = jnp.uint32(0), 1
-    for axis in reversed(range(like.ndim)):
-        position = jax.lax.broadcasted_iota(
-            jnp.uint32, like.shape, axis, out_sharding=sharding if explicit else None
-        )
+    for axis in reversed(range(len(shape))):
+        position = jax.lax.broadcasted_iota(jnp.uint32, shape, axis, out_sharding=sharding)
         total = total + position * np.uint32(stride % 2**32)
-        stride *= like.shape[axis]
+        stride *= shape[axis]
     return total
 
 

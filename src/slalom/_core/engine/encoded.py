@@ -20,7 +20,7 @@ from ..._core.protocol.context import Context
 from ...tree.dtypes import accumulation_dtype, cast, cast_like, real_dtype
 from ...tree.leaves import false_after, map_leaves, once_known, scale
 from ...tree.paths import CodeKey, check_same_structure, dotted, leaf_paths
-from ...tree.rounding import hashed, scramble
+from ...tree.rounding import hashed, positions, scramble
 from ...tree.sharding import placed_like, reshaped
 from ...tree.tracing import as_arguments
 from ...tree.types import Scalar, Step, under_jit
@@ -182,22 +182,6 @@ def blockwise(tree: PyTree) -> list[Encoded]:
     return [x for x in leaves if is_encoded(x) and x.is_blockwise]
 
 
-def encoded_as(before: PyTree, fresh: PyTree) -> PyTree:
-    """A fresh state in the codecs of the one before."""
-
-    def again(e: object, x: PyTree) -> PyTree:
-        if not is_encoded(e) or is_encoded(x):
-            return x
-        return encoded_form(x, e.codec, e.nonnegative).encode(x)
-
-    return jax.tree.map(again, before, fresh, is_leaf=is_encoded)
-
-
-def encoded_form(x: PyTree, codec: Any, nonnegative: bool) -> Encoded:
-    """A leaf in a codec without its arrays."""
-    return Encoded({}, codec, np.shape(x), np.dtype(x.dtype), nonnegative)
-
-
 def decoded(tree: PyTree, kept: Callable[[Any], bool] = lambda _: False) -> PyTree:
     """The tree with an array in place of each encoded leaf, except in subtrees that are `kept`."""
     return jax.tree.map(
@@ -239,19 +223,12 @@ def encoded_again(
 
 
 def as_if_decoded(updates: PyTree) -> PyTree:
-    """A tree with the structure, shapes and dtypes of the decoded one, for checks."""
+    """A tree with the structure, shapes and dtypes of the decoded one, for checks and paths."""
 
     def like(x: PyTree) -> PyTree:
         return np.broadcast_to(np.zeros((), x.dtype), x.shape) if is_encoded(x) else x
 
     return jax.tree.map(like, updates, is_leaf=is_encoded)
-
-
-def shapes_of(updates: PyTree) -> PyTree:
-    """The updates without their values."""
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), updates, is_leaf=is_encoded
-    )
 
 
 # --- one leaf after the other ---------------------------------------------------------------
@@ -340,7 +317,7 @@ def advance_tree(
 
     if any(map(under_jit, jax.tree.leaves((old, new)))):
         at_leaf = jax.jit(at_leaf)
-    paths = leaf_paths(shapes_of(old))
+    paths = leaf_paths(as_if_decoded(old))
     coded = [f"{name}.{path}" for path, a in zip(paths, leaves, strict=True) if is_encoded(a)]
     seed_of = seeds_of(coded, context.stored_clock)
     results = []
@@ -387,13 +364,7 @@ def random_bits(seed: UInt32[Array, ""], shape: tuple[int, ...]) -> Array:
     It is elementwise, so it needs no memory, and gives the same bits however an array is sharded.
     JAX's own generator would write them to memory. The high bits are better than the low ones.
     """
-    position = jnp.uint32(0)
-    stride = 1
-    for axis in reversed(range(len(shape))):
-        along = jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
-        position = position + along * np.uint32(stride % 2**32)
-        stride *= shape[axis]
-    return hashed(position + seed)
+    return hashed(positions(shape) + seed)
 
 
 def uniform(bits: UInt32[Array, "*shape"]) -> Float[Array, "*shape"]:

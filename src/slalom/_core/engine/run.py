@@ -35,7 +35,6 @@ from .encoded import (
     for_sums,
     is_encoded,
     seeds_of,
-    shapes_of,
     signal_of,
     stored_like,
 )
@@ -101,7 +100,7 @@ def run_rules(
     elif any("params" in run.rule.needs for run in runs):
         params = structure.flatten_up_to(write.at_rest(outer.params))
     clock = outer.context.stored_clock
-    paths = leaf_paths(shapes_of(updates)) if clock is not None else [""] * len(leaves)
+    paths = leaf_paths(as_if_decoded(updates)) if clock is not None else [""] * len(leaves)
     for run in runs:
         run.measure(updates, params)
     does = ("advance", "direction")

@@ -1,13 +1,14 @@
 """Returns the updates of a transform, or adds them to the parameters.
 
 `update` and `step` do the same work, but `update` returns the updates and `step` adds them to the
-parameters. Each is a `Writer`, which is passed down to the transform that computes the last
+parameters. Each has a `Writer`, which is passed down to the transform that computes the last
 updates. A wrapper can pass down another one, to replace or to observe how parameters are written,
-as `.record()` and `.write(policy)` do.
+as `.write(policy)` and `.record()` do.
 """
 
-import abc
-from typing import Any, ClassVar, NamedTuple
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,25 +16,78 @@ from jaxtyping import Array
 
 from ... import tree
 from ...tree.rounding import same_bits
-from ...tree.types import Params, PyTree, Scalar, Updates
+from ...tree.types import Params, PyTree, Scalar
+from ..engine.encoded import Encoded, is_encoded
 
 
-class Writer(abc.ABC):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Writer:
     """Returns updates, or adds them to the parameters.
 
     `AbstractTransform.run` gets one, and passes it on to the transform inside.
 
     The result is a tree like the parameters with something at each leaf: the update, the new
-    parameter, or either of them with an observation. It is computed leaf by leaf, so the
+    parameter, or either of them with a measurement. It is computed leaf by leaf, so the
     results of a partition's groups can be merged.
+
+    **Arguments:**
+
+    - `adds`: whether the updates are added, and not returned.
+    - `encoded`: under a policy of `.write`, each half-precision parameter with what its dtype
+        cannot hold. The updates are added to it in full precision, and the sum is encoded.
+    - `seeds`: the seeds of the random bits of each parameter, if the policy rounds at random.
+    - `new`: parameters to write in place of the sum.
+    - `measures`: whether the updates are measured. The norm of what is added cannot be measured
+        afterwards: subtracting the old parameters from the new ones loses small updates to
+        rounding.
     """
 
-    returns: ClassVar[bool] = False
-    """Whether the result is the updates."""
+    adds: bool = True
+    encoded: Sequence[Encoded | None] | None = None
+    seeds: Sequence[Any] | None = None
+    new: Sequence[Array] | None = None
+    measures: bool = False
 
-    @abc.abstractmethod
+    @property
+    def returns(self) -> bool:
+        """Whether the result is the updates."""
+        return not self.adds and not self.measures
+
     def __call__(self, params: PyTree, updates: PyTree) -> PyTree:
         """The result for these updates."""
+        result = self._written(params, updates)
+        if not self.measures:
+            return result
+        leaves, structure = jax.tree.flatten(updates)
+        zero = jnp.zeros((), jnp.int32)
+        counts = [(zero, zero)] * len(leaves)
+        if params is not None:
+            triples = (self.full(params), self.new_params(params, result), updates)
+            counts = list(map(_counts, *map(jax.tree.leaves, triples)))
+            if self.adds and self.encoded is None and self.new is None:
+                # Added again after the comparison, in place. XLA would otherwise keep a copy of the
+                # old parameters for it.
+                result = self._written(params, tree.after(updates, counts))
+        squares = map(tree.squared_norm, leaves)
+        results = structure.flatten_up_to(result)
+        return structure.unflatten(map(_Measured, results, squares, counts))
+
+    def _written(self, params: PyTree, updates: PyTree) -> PyTree:
+        """The result without measurements."""
+        if not self.adds:
+            return updates
+        new = self.new
+        if new is None:
+            new = jax.tree.leaves(tree.add(self.full(params), updates))
+        old, structure = jax.tree.flatten(self.at_rest(params), is_leaf=is_encoded)
+        written: list[Any] = []
+        before = None
+        for x, p, seeds in zip(new, old, self.seeds or [None] * len(old), strict=True):
+            x = tree.cast(x, tree.canonical(p.dtype))
+            if is_encoded(p):
+                x = before = p.codec.written(p, x, seeds, before)
+            written.append(x)
+        return structure.unflatten(written)
 
     def idle(self, params: Params | None, shapes: PyTree) -> PyTree:
         """The result of a step in which nothing runs.
@@ -43,141 +97,98 @@ class Writer(abc.ABC):
         - `params`: the parameters.
         - `shapes`: the result of a step in which something runs, as `jax.eval_shape` returns it.
         """
-        del shapes
-        return params
+        if not self.adds:
+            return tree.zeros_of(shapes)
+        held = self.at_rest(params)
+        if not self.measures:
+            return held
+        return jax.tree.map(
+            lambda x, p: tree.zeros_of(x)._replace(result=p), shapes, held, is_leaf=_is_measured
+        )
 
     def plain(self, result: PyTree) -> PyTree:
-        """The updates or parameters in a result, without observations."""
-        return result
+        """The updates or parameters in a result, without what belongs to them."""
+        return without_kept(without_measurements(result))
 
     def new_params(self, params: Params, result: PyTree) -> Params:
         """The parameters that a result leads to."""
-        del params
-        return result
+        result = without_measurements(result)
+        return _full(result) if self.adds else tree.add(params, result)
 
-    @abc.abstractmethod
     def assigning(self, new: Params) -> "Writer":
         """The same write, but with given new parameters in place of the sum.
 
         Adding fn(p + u) − p to p would miss fn(p + u) by a rounding, and so leave a set that fn
         projects onto.
         """
+        return dataclasses.replace(self, new=jax.tree.leaves(new)) if self.adds else self
 
     @property
     def returning(self) -> "Writer":
         """The write for transforms before the last one: it returns their updates."""
-        return RETURN
+        return Writer(adds=False, encoded=self.encoded)
 
     def full(self, params: PyTree) -> PyTree:
         """The parameters as rules see them, in the precision in which they are kept."""
-        return params
+        return _full(self.at_rest(params))
 
     def at_rest(self, params: PyTree) -> PyTree:
         """As `full`, with leaves that are decoded when they are read."""
-        return params
+        if self.encoded is None:
+            return params
+        leaves, structure = jax.tree.flatten(params)
+        pairs = zip(leaves, self.encoded, strict=True)
+        return structure.unflatten(
+            [
+                p if x is None else dataclasses.replace(x, arrays=x.arrays | {"param": p})
+                for p, x in pairs
+            ]
+        )
 
     def in_place(self, params: Params | None) -> PyTree | None:
         """A tree of leaves at rest, in which rules that run leaf by leaf may write new parameters
         in place of the old ones. `None` if this write needs the updates."""
-        del params
+        is_sum = self.adds and not self.measures and self.new is None
+        return self.at_rest(params) if is_sum and self.seeds is None else None
 
     def cut(self, keep: tuple[bool, ...]) -> "Writer":
         """This write for a transform that acts on some of the parameters only."""
-        del keep
-        return self
+        columns = {"encoded": self.encoded, "seeds": self.seeds, "new": self.new}
+        kept = {
+            name: [x for x, k in zip(column, keep, strict=True) if k]
+            for name, column in columns.items()
+            if column is not None
+        }
+        return dataclasses.replace(self, **kept) if kept else self
 
     def onto(self, policy: "Writer") -> "Writer":
         """This write, with a policy in place of the addition in the parameters' dtype."""
-        return policy
+        return dataclasses.replace(self, encoded=policy.encoded, seeds=policy.seeds)
 
 
-class Return(Writer):
-    """Returns the updates themselves. `update` uses it, and so do all links of a chain but the
-    last.
-
-    **Arguments:**
-
-    - `under`: the write of the last link, if that is a policy, which knows the parameters in full.
-    """
-
-    returns: ClassVar[bool] = True
-
-    def __init__(self, under: Writer | None = None):
-        self.under = under
-
-    @property
-    def returning(self) -> Writer:
-        return self
-
-    def full(self, params: PyTree) -> PyTree:
-        return params if self.under is None else self.under.full(params)
-
-    def at_rest(self, params: PyTree) -> PyTree:
-        return params if self.under is None else self.under.at_rest(params)
-
-    def cut(self, keep: tuple[bool, ...]) -> Writer:
-        return self if self.under is None else Return(self.under.cut(keep))
-
-    def __call__(self, params: PyTree, updates: PyTree) -> PyTree:
-        del params
-        return updates
-
-    def idle(self, params: Params | None, shapes: PyTree) -> Updates:
-        del params
-        return tree.zeros_of(shapes)
-
-    def new_params(self, params: Params, result: PyTree) -> Params:
-        return tree.add(params, result)
-
-    def assigning(self, new: Params) -> Writer:
-        return self
-
-    def onto(self, policy: Writer) -> Writer:
-        raise TypeError(
-            f"`.write({policy})` writes half-precision parameters itself: updates that are rounded "
-            "to their dtype would be lost when they are added. Write "
-            "`model, opt = opt.step(model, grads)` instead of `opt.update(model, grads)`. A "
-            "transform around `.write` must pass its own `write` on."
-        )
+RETURN, ADD = Writer(adds=False), Writer()
 
 
-class _Add(Writer):
-    """Adds the updates to the parameters, as `step` does."""
-
-    def __call__(self, params: PyTree, updates: PyTree) -> PyTree:
-        return tree.add(params, updates)
-
-    def in_place(self, params: Params | None) -> PyTree | None:
-        return params
-
-    def assigning(self, new: Params) -> Writer:
-        return _Assign(new)
+def _full(params: PyTree) -> Params:
+    return jax.tree.map(lambda x: _decode(x) if is_encoded(x) else x, params, is_leaf=is_encoded)
 
 
-RETURN, ADD = Return(), _Add()
+@jax.jit  # shared by the leaves of one shape, since tracing takes time in Python
+def _decode(x: Encoded) -> Array:
+    return x.decode()
 
 
-class _Assign(Writer):
-    """Given new parameters, whatever the updates."""
-
-    def __init__(self, new: Params):
-        self.new = new
-
-    def cut(self, keep: tuple[bool, ...]) -> Writer:
-        return _Assign(tree.cut(self.new, keep))
-
-    def __call__(self, params: PyTree, updates: PyTree) -> PyTree:
-        del updates
-        return tree.cast_like(self.new, params)
-
-    def assigning(self, new: Params) -> Writer:
-        return _Assign(new)
-
-    def onto(self, policy: Writer) -> Writer:
-        return policy.assigning(self.new)
+def without_kept(result: PyTree) -> PyTree:
+    """A result without what a policy keeps of each parameter."""
+    return jax.tree.map(
+        lambda x: x.arrays["param"] if is_encoded(x) else x, result, is_leaf=is_encoded
+    )
 
 
-class _Measurement(NamedTuple):
+# --- measurements ---------------------------------------------------------------------------
+
+
+class _Measured(NamedTuple):
     result: Any
     square: Array
     """The sum of the squares of the update."""
@@ -185,86 +196,26 @@ class _Measurement(NamedTuple):
     """The number of nonzero entries of the update, and how many of these changed nothing."""
 
 
-class MeasuredWrite(Writer):
-    """Another write that also measures the updates.
-
-    The norm of what is added cannot be measured afterwards: subtracting the old parameters from
-    the new ones loses small updates to rounding.
-
-    **Arguments:**
-
-    - `inner`: the write.
-    """
-
-    def __init__(self, inner: Writer):
-        self.inner = inner
-
-    def __call__(self, params: PyTree, updates: PyTree) -> PyTree:
-        structure = jax.tree.structure(updates)
-        result = self.inner(params, updates)
-        counts = [(jnp.zeros((), jnp.int32),) * 2] * structure.num_leaves
-        if params is not None:
-            pairs = (self.inner.full(params), self.inner.new_params(params, result), updates)
-            counts = list(map(_counts, *map(jax.tree.leaves, pairs)))
-            if self.inner is ADD:
-                # Added again after the comparison, in place. XLA would otherwise keep a copy of the
-                # old parameters for it.
-                result = self.inner(params, tree.after(updates, counts))
-        squares = map(tree.squared_norm, jax.tree.leaves(updates))
-        results = structure.flatten_up_to(result)
-        return structure.unflatten(map(_Measurement, results, squares, counts))
-
-    def idle(self, params: Params | None, shapes: PyTree) -> PyTree:
-        structure, results, measured = _unzip(shapes)
-        held = self.inner.idle(params, structure.unflatten(results))
-        zeros = tree.zeros_of(measured)
-        pairs = zip(structure.flatten_up_to(held), zeros, strict=True)
-        return structure.unflatten([_Measurement(x, *counts) for x, counts in pairs])
-
-    def plain(self, result: PyTree) -> PyTree:
-        return self.inner.plain(self.split(result)[0])
-
-    def new_params(self, params: Params, result: PyTree) -> Params:
-        return self.inner.new_params(params, self.split(result)[0])
-
-    def assigning(self, new: Params) -> Writer:
-        return MeasuredWrite(self.inner.assigning(new))
-
-    @property
-    def returning(self) -> Writer:
-        return self.inner.returning
-
-    def full(self, params: PyTree) -> PyTree:
-        return self.inner.full(params)
-
-    def at_rest(self, params: PyTree) -> PyTree:
-        return self.inner.at_rest(params)
-
-    def cut(self, keep: tuple[bool, ...]) -> Writer:
-        return MeasuredWrite(self.inner.cut(keep))
-
-    def onto(self, policy: Writer) -> Writer:
-        return MeasuredWrite(self.inner.onto(policy))
-
-    def split(self, result: PyTree) -> tuple[PyTree, Scalar, Scalar]:
-        """The result of the inner write, the global norm of the updates, and the share of their
-        nonzero numbers that changed no parameter."""
-        structure, results, measured = _unzip(result)
-        squares = [square for square, _ in measured]
-        dtype = tree.accumulation_dtype(jnp.float32, *(x.dtype for x in squares))
-        total = sum((tree.cast(x, dtype) for x in squares), jnp.zeros((), dtype))
-        nonzero, lost = (
-            sum((counts[i].astype(dtype) for _, counts in measured), jnp.zeros((), dtype))
-            for i in range(2)
-        )
-        share = lost / jnp.maximum(nonzero, 1)
-        return structure.unflatten(results), tree.root(total), share
+def _is_measured(x: object) -> bool:
+    return isinstance(x, _Measured)
 
 
-def _unzip(result: PyTree) -> tuple[Any, list[Any], list[Any]]:
-    """The structure of the parameters, and at each leaf the written and the measured values."""
-    pairs, structure = jax.tree.flatten(result, is_leaf=lambda x: isinstance(x, _Measurement))
-    return structure, [x.result for x in pairs], [(x.square, x.counts) for x in pairs]
+def without_measurements(result: PyTree) -> PyTree:
+    """A result without measurements, if it has any."""
+    return jax.tree.map(lambda x: x.result if _is_measured(x) else x, result, is_leaf=_is_measured)
+
+
+def measurements(result: PyTree) -> tuple[Scalar, Scalar]:
+    """The global norm of the updates, and the share of their nonzero numbers that changed no
+    parameter."""
+    leaves = jax.tree.leaves(result, is_leaf=_is_measured)
+    dtype = tree.accumulation_dtype(jnp.float32, *(x.square.dtype for x in leaves))
+
+    def total(numbers: Any) -> Scalar:
+        return sum((tree.cast(x, dtype) for x in numbers), jnp.zeros((), dtype))
+
+    nonzero, lost = (total(x.counts[i] for x in leaves) for i in range(2))
+    return tree.root(total(x.square for x in leaves)), lost / jnp.maximum(nonzero, 1)
 
 
 def _counts(before: Array, after: Array, update: Array) -> tuple[Array, Array]:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Inexact, Int, PyTree
 
 from ... import fields, tree
-from ..._core.engine.encoded import encoded_as
+from ..._core.engine.encoded import is_encoded
 from ..._core.protocol.bases import AbstractParameterWriter
 from ..._core.protocol.parts import Part, parts, segments
 from ..._core.protocol.transform import AbstractTransform, require_transform
@@ -169,7 +169,12 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
         # As with `opt.reset`, the state of parameters starts from scratch, but clocks, counters
         # and noise keys continue.
         start = tree.cast_like(slow, params)
-        again = encoded_as(inner, self.inner.init(start))
+        again = jax.tree.map(
+            lambda old, x: old.encode(x) if is_encoded(old) and not is_encoded(x) else x,
+            inner,
+            self.inner.init(start),
+            is_leaf=is_encoded,
+        )
         fresh = reset(self.inner, inner, again, start, leaf_paths(start))
         # Ages are a vector after only some of the parameters were reset.
         return jax.tree.map(lambda x, y: jnp.broadcast_to(x, y.shape), fresh, inner)

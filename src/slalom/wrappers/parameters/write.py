@@ -1,6 +1,7 @@
 """Half-precision parameters that keep small updates."""
 
 import dataclasses
+import functools
 import zlib
 from typing import Any, ClassVar
 
@@ -8,10 +9,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float32, Int8, PyTree
+from jaxtyping import Array, Float, Float32, Int8, PyTree, UInt32
 
 from ... import fields, tree
-from ..._core.engine.policies import POLICIES, PolicyWrite, Seeds, split
+from ..._core.engine.encoded import Encoded, is_encoded
 from ..._core.fields.declare import checked_field
 from ..._core.fields.keys import AbstractKeyed, key_field
 from ..._core.protocol.bases import AbstractParameterWriter, params_to_evaluate
@@ -19,10 +20,15 @@ from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part, transforms
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
-from ..._core.protocol.writer import Writer
+from ..._core.protocol.writer import Writer, without_kept
+from ...codecs._codec import AbstractCodec
 from ...tree import rounding
 from ...tree.paths import leaf_paths
+from ...tree.sharding import reshaped
 from ...tree.types import Params
+
+Seeds = tuple[UInt32[Array, ""], UInt32[Array, ""]]
+"""The seeds of the random bits of a parameter."""
 
 
 class WriteState(eqx.Module):
@@ -40,9 +46,12 @@ class WriteState(eqx.Module):
     """Under `"ecc"`, the rounding error, in 2⁻⁸ of the parameter's unit in the last place."""
 
 
+_POLICIES = ("master", "kahan", "ecc", "stochastic", "nearest")
+
+
 def _check_policy(name: str, policy: object) -> None:
-    if policy not in POLICIES:
-        names = ", ".join(f'"{p}"' for p in POLICIES)
+    if policy not in _POLICIES:
+        names = ", ".join(f'"{p}"' for p in _POLICIES)
         raise ValueError(f"{name} must be one of {names}, got {policy!r}.")
 
 
@@ -113,40 +122,61 @@ class Write(AbstractKeyed, AbstractWrapper[WriteState], AbstractParameterWriter[
     @property
     def needs(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]  # depends on a field
         """The inputs that the step must have: its number, if rounding is random."""
-        policy = POLICIES[self.policy]
-        return ("step",) if policy is not None and policy.random else ()
+        return ("step",) if self.policy == "stochastic" else ()
 
     def init(self, params: Params) -> WriteState:
         tree.check_inexact(params)
-        policy = POLICIES[self.policy]
-        trees: dict[str, Any] = dict.fromkeys(("master", "compensation", "correction"))
-        if policy is not None and policy.field is not None:
-            trees[policy.field] = policy.init(tree.cut(params, _are_half(params)))
-        return WriteState(inner=self.inner.init(params), **trees)
+        halves = tree.cut(params, _are_half(params))
+        kept: dict[str, Any] = dict.fromkeys(("master", "compensation", "correction"))
+        if self.policy == "master":
+            kept["master"] = tree.copy(halves, tree.accumulation_dtype)
+        elif self.policy == "kahan":
+            kept["compensation"] = tree.zeros_like(halves)
+        elif self.policy == "ecc":
+            kept["correction"] = tree.zeros_like(halves, lambda _: jnp.dtype(jnp.int8))
+        return WriteState(inner=self.inner.init(params), **kept)
 
     def run(self, here: Part, write: Writer, updates: PyTree) -> tuple[Any, WriteState]:
         state, context, params = here.state, here.context, here.params
         if not self._acts_on(updates if params is None else params):
             result, inner = self.inner_part(here).run(write, updates)
             return result, dataclasses.replace(state, inner=inner)
+        if not write.adds:
+            raise TypeError(
+                f'`.write("{self.policy}")` writes half-precision parameters itself: updates that '
+                "are rounded to their dtype would be lost when they are added. Write "
+                "`model, opt = opt.step(model, grads)` instead of `opt.update(model, grads)`. A "
+                "transform around `.write` must pass its own `write` on."
+            )
         inner_write = write.onto(self._write(state, params, context))
         seen = _with_rounded_loss(context, params)
         result, inner = self.inner_part(here._replace(context=seen)).run(inner_write, updates)
-        result, kept = split(result)
-        return result, _with_kept(dataclasses.replace(state, inner=inner), kept)
+        encoded = filter(is_encoded, jax.tree.leaves(result, is_leaf=is_encoded))
+        kept = [x.arrays["kept"] for x in encoded if "kept" in x.arrays]
+        trees = (state.master, state.compensation, state.correction)
+        trees = jax.tree.structure(trees).unflatten(kept)
+        return without_kept(result), WriteState(inner, *trees)
 
     def _acts_on(self, params: Params) -> bool:
-        return POLICIES[self.policy] is not None and any(_are_half(params))
+        return self.policy != "nearest" and any(_are_half(params))
 
-    def _write(self, state: WriteState, params: Params | None, context: Context) -> PolicyWrite:
-        params = {} if params is None else params
-        halves = _are_half(params)
+    def _write(self, state: WriteState, params: Params, context: Context) -> Writer:
         kept = iter(jax.tree.leaves((state.master, state.compensation, state.correction)))
-        seeds: list[Any] = [None] * len(halves)
-        if "step" in self.needs:
+
+        def with_kept(p: Array) -> Encoded:
+            arrays = {"param": p}
+            if self.policy != "stochastic":
+                arrays["kept"] = next(kept)
+            codec = _Policy(self.policy, jnp.dtype(p.dtype), p.shape)
+            return Encoded(arrays, codec, p.shape, jnp.dtype(jnp.float32), False)
+
+        halves = zip(jax.tree.leaves(params), _are_half(params), strict=True)
+        encoded = [with_kept(p) if is_half else None for p, is_half in halves]
+        seeds = None
+        if self.policy == "stochastic":
             step = self.demand("step", context.step)
             seeds = _seeds([step, *jnp.atleast_1d(self.key)], leaf_paths(params))
-        return PolicyWrite(self.policy, [next(kept, None) if h else None for h in halves], seeds)
+        return Writer(encoded=encoded, seeds=seeds)
 
     def eval_params(self, here: Part) -> Params:
         full = self._full(here.state, here.params)
@@ -189,14 +219,6 @@ def _are_half(params: Params) -> tuple[bool, ...]:
     return tuple(rounding.is_half(tree.canonical(x.dtype)) for x in jax.tree.leaves(params))
 
 
-def _with_kept(state: WriteState, kept: list[Array]) -> WriteState:
-    """The state with the current extra data."""
-    names = ("master", "compensation", "correction")
-    structure = jax.tree.structure([getattr(state, name) for name in names])
-    trees = structure.unflatten(kept)
-    return dataclasses.replace(state, **dict(zip(names, trees, strict=True)))
-
-
 def _with_rounded_loss(context: Context, params: Params | None) -> Context:
     """The context with a loss of full parameters, evaluated at the rounded ones of the model."""
 
@@ -221,3 +243,100 @@ def _seeds(numbers: list[Any], paths: list[str]) -> list[Seeds]:
         seeds.append((rounding.scramble(first ^ hashed), rounding.scramble(second ^ hashed)))
     # Behind a barrier the kernels of equal parameters are equal, and XLA compiles them once.
     return jax.lax.optimization_barrier(seeds)
+
+
+# --- how parameters are encoded -------------------------------------------------------------
+
+
+class _Policy(AbstractCodec):
+    """A codec of a half-precision parameter with what its dtype cannot hold.
+
+    Its arrays are the parameter, `"param"`, and the rest, `"kept"`.
+
+    **Arguments:**
+
+    - `name`: the name of the policy.
+    - `dtype`, `shape`: those of the parameter.
+    """
+
+    name: str = eqx.field(static=True)
+    dtype: np.dtype = eqx.field(static=True)
+    shape: tuple[int, ...] = eqx.field(static=True)
+
+    def encode(self, x: Array, spec: Any, bits: Any = None) -> dict[str, Array]:
+        x, dtype = reshaped(x, self.shape), self.dtype
+        if self.name == "stochastic":
+            return {"param": rounding.stochastic(x, dtype, bits)}
+        if self.name == "master":
+            return {"param": x.astype(dtype), "kept": x}
+        if self.name == "kahan":
+            rounded = rounding.nearest(x, dtype)
+            kept = rounding.remainder(x, rounded, dtype)
+        else:
+            rounded = rounding.nearest_for_more_bits(x, dtype)
+            kept = rounding.more_bits(x, rounded, dtype)
+        return {"param": rounded.astype(dtype), "kept": kept}
+
+    def decode(self, arrays: dict[str, Any], spec: Any) -> Array:
+        if self.name == "kahan":
+            return rounding.with_remainder(arrays["param"], arrays["kept"])
+        if self.name == "ecc":
+            return rounding.with_more_bits(arrays["param"], arrays["kept"])
+        wide = arrays["param"].astype(jnp.float32)
+        if self.name == "stochastic":
+            return wide
+        # A parameter that was changed by others counts more than the copy.
+        kept = arrays["kept"]
+        return jnp.where(rounding.nearest(kept, self.dtype) == wide, kept, wide)
+
+    def is_elementwise(self, spec: Any) -> bool:
+        return True
+
+    def written(
+        self, old: Encoded, x: Array, seeds: Seeds | None, before: Encoded | None
+    ) -> Encoded:
+        """An encoded leaf with a new parameter.
+
+        **Arguments:**
+
+        - `old`: the leaf that it replaces.
+        - `x`: the parameter in float32.
+        - `seeds`: the seeds of the random bits, if rounding is random.
+        - `before`: the leaf that was written before, if there is one.
+        """
+        if self.name in ("kahan", "ecc"):
+            return _encoded_in_place(old, x, (before or old).arrays["param"])
+        return _encoded(old.form, x, seeds)
+
+
+# Shared by the leaves of one shape, since tracing takes time in Python.
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _encoded(form: tuple[Any, ...], x: Array, seeds: Seeds | None = None) -> Encoded:
+    bits = None if seeds is None else rounding.random_bits(x, seeds)
+    return Encoded(form[0].encode(x, None, bits), *form)
+
+
+@jax.jit
+def _encoded_in_place(old: Encoded, x: Array, before: Array) -> Encoded:
+    """As `_encoded`, on a CPU after the parameter `before` was written.
+
+    XLA:CPU makes a kernel of each result. Both would read the old parameter, what was kept, and
+    whatever the update is made of, so that XLA would copy some of that and keep the rest, for all
+    parameters at once. As the operand of a conditional the sum is written to memory instead, and
+    both results are written in place from it. It is not computed before the parameter before this
+    one was written, so that there is only one sum at a time.
+    """
+
+    def fresh(x: Array, old: Encoded, *_: Array) -> Encoded:
+        return _encoded(old.form, x)
+
+    def on_cpu(x: Array, old: Encoded, before: Array) -> Encoded:
+        bits = jax.lax.bitcast_convert_type(before[(0,) * before.ndim], jnp.uint16)
+        always = bits.astype(jnp.int32) >= 0  # which XLA does not know
+        return jax.lax.cond(always, fresh, lambda _, same: same, jnp.where(always, x, 0), old)
+
+    if x.size == 0 or before.size == 0 or any(s is not None for s in jax.typeof(x).sharding.spec):
+        return fresh(x, old)
+    return jax.lax.platform_dependent(x, old, before, cpu=on_cpu, default=fresh)

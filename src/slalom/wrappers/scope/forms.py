@@ -297,7 +297,7 @@ class SplitComplex(AbstractStatelessWrapper):
         return here.context.in_form(_split, joined)
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, Any]:
-        if write is RETURN or write is ADD:
+        if write is ADD:
             result, state = self.inner_part(here).run(write, _split(updates))
             return joined(result), state
         # Other writes need whole parameters.

@@ -1,5 +1,6 @@
 """Records norms and hyperparameters."""
 
+import dataclasses
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -12,7 +13,7 @@ from ..._core.fields.hyperparams import Readings, read
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
 from ..._core.protocol.wrapper import AbstractWrapper
-from ..._core.protocol.writer import MeasuredWrite, Writer
+from ..._core.protocol.writer import Writer, measurements, without_measurements
 from ...tree.types import Gradients, Params, PyTree, Scalar
 
 
@@ -63,12 +64,14 @@ class Record(AbstractWrapper[RecordState]):
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, RecordState]:
         state, context, params = here.state, here.context, here.params
-        measured = MeasuredWrite(write)
-        result, inner = self.inner_part(here).run(measured, updates)
-        result, update_norm, lost = measured.split(result)
+        measuring = dataclasses.replace(write, measures=True)
+        result, inner = self.inner_part(here).run(measuring, updates)
+        update_norm, lost = measurements(result)
         param_norm = jnp.nan
         if params is not None:
             param_norm = tree.root(tree.squared_norm(write.new_params(params, result)))
+        # A `.record()` around this one reads the same measurements.
+        result = result if write.measures else without_measurements(result)
         return result, RecordState(
             inner,
             _as(state.grad_norm, tree.root(tree.squared_norm(updates))),

@@ -7,10 +7,11 @@ from typing import Any, ClassVar, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int, PyTree
 
 from ... import fields, tree
-from ..._core.engine.encoded import encoded_form, has_encoded, is_encoded
+from ..._core.engine.encoded import Encoded, has_encoded, is_encoded
 from ..._core.engine.manual_axes import refuse_shards
 from ..._core.methods.fluent import AbstractFluent
 from ..._core.protocol.parts import Part
@@ -191,7 +192,7 @@ def _stored(slot: Slot, x: PyTree, codec: Any) -> PyTree:
             f"'{slot.name}' is already stored in {code(x.codec)} by an inner `.store`. Store each "
             "field once."
         )
-    form = encoded_form(x, codec, slot.stored == NONNEGATIVE)
+    form = Encoded({}, codec, x.shape, np.dtype(x.dtype), slot.stored == NONNEGATIVE)
     try:
         codec.check(form.spec)
     except ValueError as error:

@@ -56,12 +56,7 @@ def test_an_equal_pair_is_checked_once_and_every_binding_warns():
     sl.Optimizer(sl.ScaleByLearningRate(0.1, flip_sign=False), model)
 
 
-def test_numbers_are_checked_when_fields_were_replaced_and_traced_ones_are_constants():
-    tx = eqx.tree_at(lambda t: t.links[0].b1, sl.adam(0.1), 2.0)
-    for _ in range(2):
-        with pytest.raises(ValueError, match="b1 must be"):
-            sl.Optimizer(tx, model)
-
+def test_traced_numbers_are_constants():
     jaxpr = jax.make_jaxpr(lambda m: jax.tree.leaves(sl.Optimizer(sl.adam(1e-3), m)))(model)
     names = {eqn.primitive.name for eqn in jaxpr.eqns}
     assert names <= {"broadcast_in_dim", "gt", "select_n", "jit"}

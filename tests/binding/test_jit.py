@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import slalom as sl
 from helpers import Counting, mean_square, slow_except
@@ -514,29 +513,3 @@ def test_programs_of_optimizers_die_with_these_and_serve_those_made_next(monkeyp
     for _ in range(2):
         train(1, tx)
     assert len(captured) == 1
-
-
-@pytest.mark.parametrize(
-    "kind", [pytest.param(AxisType.Auto, marks=pytest.mark.slow), AxisType.Explicit]
-)
-def test_on_a_mesh_nothing_moves_and_nothing_compiles_twice(kind):
-    mesh = jax.make_mesh((4,), ("data",), axis_types=(kind,))
-    split, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("data",), ()))
-    model = {"w": jax.device_put(jnp.ones((4, 2)), split), "b": jax.device_put(jnp.ones(3), whole)}
-    rule = sl.ClipByGlobalNorm(1.0) | sl.Trace(0.9) | sl.adamw(1e-2)
-    opt = sl.Optimizer(rule.every_k(2).if_finite(), model)
-    assert opt.state_of(sl.Trace).trace["w"].sharding == split
-    before = [(x.sharding, str(jax.typeof(x))) for x in jax.tree.leaves((model, opt))]
-    traces = []
-
-    def loss(model, x):
-        traces.append(model)
-        return jnp.sum(jnp.square(model["w"] * x)) + jnp.sum(model["b"])
-
-    step = sl.train_step(loss)
-    for _ in range(3):
-        model, opt, _ = step(model, opt, jax.device_put(x, split))
-    for leaf, (sharding, kind) in zip(jax.tree.leaves((model, opt)), before, strict=True):
-        assert leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
-        assert str(jax.typeof(leaf)) == kind
-    assert len(traces) == 1

@@ -126,7 +126,7 @@ def test_soap_is_adam_in_the_dense_eigenbasis(f, x64):
 
 
 @pytest.mark.slow
-def test_kl_soap_and_splus_give_known_numbers(x64):
+def test_kl_soap_gives_known_numbers(x64):
     # Of a float64 transcription of the equations of modded-nanogpt's records 19 and 25.
     start, grads = jnp.array(START), jnp.array(GRADS)
     hyperball = sl.ScaleByTrustRatio() | sl.ScaleByLearningRate(0.018) | sl.KeepInitialNorm()
@@ -140,22 +140,6 @@ def test_kl_soap_and_splus_give_known_numbers(x64):
     left, right = opt.state_of(sl.contrib.ScaleByKlSoap).variances
     np.testing.assert_allclose(left[0] ** -0.5, [0.700486, 0.975485], atol=6e-7)
     np.testing.assert_allclose(right[0] ** -0.5, [0.599750, 1.119069, 1.803190], atol=6e-7)
-
-    # Of a float64 transcription of the authors' equations, at the rate 0.1.
-    w, grads = jnp.array(START), jnp.array(GRADS)
-    tx = (sl.contrib.ScaleBySplus(layout="oi") | sl.ScaleByLearningRate(0.1)).average(0.999)
-    opt = sl.Optimizer(tx, w)
-    known = [
-        [[0.459816, -1.039584, 1.539384], [1.959216, 0.289884, -0.789684]],
-        [[0.442630, -1.033927, 1.526823], [1.882611, 0.313142, -0.842640]],
-    ]
-    for g, wanted in zip(grads, known, strict=False):
-        w, opt = opt.step(w, g)
-        mean = opt.eval_params(w)
-        w = w * (1 - 0.1 * 2 / (2 + 3) * 0.01)  # they decay after the step and the average
-        np.testing.assert_allclose(w, wanted, atol=6e-7)
-    wanted = [[0.451399, -1.037169, 1.533714], [1.921663, 0.301640, -0.816502]]
-    np.testing.assert_allclose(mean, wanted, atol=6e-7)
 
 
 def splus_updates(grads, f, **options):

@@ -125,29 +125,6 @@ def test_steps_are_those_of_the_textbook(microbatches):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("adaptive", [False, True])
-def test_the_package_takes_the_same_steps(adaptive):
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    package = pytest.importorskip("pytorch_optimizer", reason="pytorch-optimizer is not installed")
-    weight = torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0]))
-    optimizer = package.SAM([weight], torch.optim.SGD, rho=0.3, adaptive=adaptive, lr=0.1)
-    for _ in range(3):
-        for half_step in (optimizer.first_step, optimizer.second_step):
-            torch.sum(torch.sin(weight) * weight).backward()
-            half_step(zero_grad=True)
-
-    @sl.train_step
-    def step(w):
-        return jnp.sum(jnp.sin(w) * w)
-
-    ours = jnp.array([1.0, -2.0, 3.0])
-    opt = sl.Optimizer(sl.sgd(0.1).sam(0.3, adaptive), ours)
-    for _ in range(3):
-        ours, opt, _ = step(ours, opt)
-    np.testing.assert_allclose(ours, weight.detach().numpy(), rtol=1e-5)
-
-
-@pytest.mark.slow
 def test_both_gradients_see_the_same_masks_and_transformation():
     def loss_fn(w, key):
         return jnp.sum(jnp.where(jax.random.bernoulli(key, 0.5, w.shape), w**2, 0))

@@ -1,6 +1,7 @@
 """Starting state anew, and carrying it over to other parameters and other transforms."""
 
 import dataclasses
+import functools
 
 import equinox as eqx
 import jax
@@ -11,6 +12,7 @@ import pytest
 import slalom as sl
 from helpers import (
     Counting,
+    assert_close,
     assert_same_bits,
     assert_same_path,
     known,
@@ -34,9 +36,7 @@ def steps(opt, model, n, grads=None):
     return model, opt
 
 
-def close(a, b, rtol=1e-6):
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(x, y, rtol=rtol, atol=1e-7)
+close = functools.partial(assert_close, rtol=1e-6, atol=1e-7)
 
 
 def worn_out(x):

@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import slalom as sl
-from helpers import known
+from helpers import assert_close, known
 from table import BUT_RECIPES, rows
 
 DEVICES = jax.device_count()
@@ -122,8 +122,7 @@ def test_steps_are_those_of_one_device_and_keep_the_shardings(row):
     # follows them. In float64 both steps agree.
     is_rounded = row.name == "ScaleByLevenbergMarquardt, columns"
     found, expected, rtol = (once, first, 1e-3) if is_rounded else (twice, second, 2e-5)
-    for a, b in zip(jax.tree.leaves(found[0]), jax.tree.leaves(expected[0]), strict=True):
-        np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-6)
+    assert_close(found[0], expected[0], rtol=rtol, atol=1e-6)
 
 
 CLIPPED = sl.ClipByGlobalNorm(1.0) | sl.adamw(1e-3)

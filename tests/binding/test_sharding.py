@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P, SingleDeviceSharding
 
 import slalom as sl
-from helpers import Counting, known, sampled, slow_except
+from helpers import Counting, assert_close, assert_same_bits, known, sampled, slow_except
 from table import GRADIENT_ROWS, rows
 
 AXES = {
@@ -71,8 +71,7 @@ def test_state_is_sharded_like_parameters_and_steps_are_those_of_one_device(case
     alone = jax.tree.map(lambda p: jnp.asarray(np.asarray(p)), params)
     single = jax.jit(lambda params, opt: step(params, opt))
     expected, _ = single(*single(alone, sl.Optimizer(tx, alone)))
-    for a, b in zip(*map(jax.tree.leaves, (twice[0], expected)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert_close(twice[0], expected, rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -234,8 +233,7 @@ def test_every_shape_is_encoded_along_explicit_axes_as_along_automatic_ones():
         for _ in range(2):
             new, opt = opt.step(params, params)
         found.append(jax.tree.map(np.asarray, (new, jax.tree.leaves(opt.state))))
-    for a, b in zip(*map(jax.tree.leaves, found), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same_bits(*found)
 
 
 HOMES = {
@@ -304,8 +302,7 @@ def test_steps_keep_memory_and_sharding_and_compile_once(step, home):
     assert homes(twice) == before
     assert compilations  # or the number above would say nothing
     expected = train(*train(make_params(), sl.Optimizer(ADAM, make_params())))
-    for a, b in zip(jax.tree.leaves(twice), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert_close(*map(jax.tree.leaves, (twice, expected)), rtol=1e-6)
 
 
 @creates_on_host
@@ -318,8 +315,7 @@ def test_every_rule_keeps_the_memory_of_its_state(row):
     assert on_host(after) == before
     params = on_device(params)
     expected = train(*train(params, sl.Optimizer(row.tx, params)))
-    for a, b in zip(jax.tree.leaves(after[0]), jax.tree.leaves(expected[0]), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert_close(after[0], expected[0], rtol=1e-6)
 
 
 @pytest.mark.slow

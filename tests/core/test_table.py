@@ -16,7 +16,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import slalom as sl
-from helpers import assert_same_bits, kind_of, known, transforms_in, unchecked
+from helpers import assert_close, assert_same_bits, kind_of, known, transforms_in, unchecked
 from table import BUT_RECIPES, EVERYTHING, ONE_OF_EACH_KIND, PER_EXAMPLE, WRAPPERS, rows
 from table.row import COMPLEX, make_grads, make_params, pointers
 
@@ -151,8 +151,7 @@ def assert_added_is_stepped(params, updated, stepped):
         # Updates are rounded to the parameter's dtype before they are added, and the sum again.
         unit = max(float(jnp.finfo(p.dtype).eps), 5e-7)
         np.testing.assert_allclose(*sl.tree.widened((added, p)), rtol=2 * unit, atol=2 * unit)
-    for a, b in zip(*map(jax.tree.leaves, (by_update, by_step)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert_close(by_update, by_step, rtol=1e-6)
 
 
 @rows(2)
@@ -199,8 +198,7 @@ def test_a_scan_takes_the_same_steps(row):
     step = jax.jit(lambda params, opt: opt.step(params, grads, **known(params, grads)))
     twice, _ = step(*step(params, opt))
     assert int(last.count) == 2
-    for a, b in zip(jax.tree.leaves(scanned), jax.tree.leaves(twice), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert_close(scanned, twice, rtol=1e-5, atol=1e-6)
 
 
 @rows(2, WRAPPERS, everyday=())
@@ -258,8 +256,7 @@ def test_vmap_over_runs_equals_the_runs(row):
     # A solve with the matrix of three examples multiplies rounding errors by its condition number.
     solves = any("residuals" in part.needs for part in transforms_in(row.tx))
     rtol, atol = (1e-3, 1e-4) if solves else (1e-5, 1e-6)
-    for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
-        np.testing.assert_allclose(a[1], b, rtol=rtol, atol=atol)
+    assert_close(jax.tree.map(lambda x: x[1], together), alone, rtol=rtol, atol=atol)
 
 
 @rows(0, BUT_RECIPES, everyday=("EveryK", "Mechanize"), ci=("ScaleByZoomLinesearch",))

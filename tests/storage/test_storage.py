@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import slalom as sl
-from helpers import kernels, sampled, slow_except
+from helpers import assert_close, assert_same_bits, kernels, sampled, slow_except
 from slalom._core.engine.encoded import Encoded, random_bits, seeds_of
 
 C = sl.codecs
@@ -106,8 +106,7 @@ def test_codecs_follow_what_is_stored_share_kernels_and_need_no_scratch():
 
     stored, _ = run(sl.adam(0.1).store({"mu": "bfloat16"}, min_size=1))
     own, _ = run(sl.adam(0.1, mu_dtype="bfloat16"))
-    for a, b in zip(jax.tree.leaves(stored), jax.tree.leaves(own), strict=True):
-        assert jnp.array_equal(a, b)
+    assert_same_bits(stored, own)
 
     assert scratch_of(sl.lion(1e-3).store("bfloat16"), EQUAL) <= 0.04
     assert scratch_per_parameter(CLIPPED.store("int8"), jax.eval_shape(gpt2)) <= 3.5
@@ -215,12 +214,11 @@ def test_policies_write_parameters_of_every_shape_beside_stored_state(policy):
         assert {name: x.shape for name, x in model.items()} == shapes
         found.append(opt.eval_params(model, full_precision=True))
     # All gradients are equal, so int8 scales each block to them.
-    for a, b in zip(*map(jax.tree.leaves, found), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0.02)
+    assert_close(*found, rtol=0.02)
 
 
 @pytest.mark.slow
-def test_rebind_reset_and_checkpoints_keep_what_is_stored(tmp_path):
+def test_rebind_and_reset_keep_what_is_stored():
     params, opt = run(sl.adam(0.1))
     stored, report = opt.rebind(params, tx=sl.adam(0.1).store("int8"))
     assert report.recoded == ("store.scale_by_adam.mu.w", "store.scale_by_adam.nu.w")
@@ -242,10 +240,6 @@ def test_rebind_reset_and_checkpoints_keep_what_is_stored(tmp_path):
     assert jnp.any(fresh.state_of("scale_by_adam").mu["b"])
     trained, _ = fresh.step(params, GRADS)
     assert all(jnp.all(jnp.isfinite(p)) for p in jax.tree.leaves(trained))
-    sl.checkpoint.save(tmp_path / "run", model=params, opt=opt)
-    loaded = sl.checkpoint.load(tmp_path / "run", model=PARAMS, opt=sl.Optimizer(tx, PARAMS))
-    for a, b in zip(*map(jax.tree.leaves, (loaded["opt"], opt)), strict=True):
-        assert jnp.array_equal(a, b)
 
 
 @pytest.mark.slow

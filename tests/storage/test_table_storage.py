@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import loss_of_any, transforms_in
+from helpers import assert_close, loss_of_any, transforms_in
 from slalom._core.protocol.parts import Part
 from table import GRADIENT_ROWS, rows
 
@@ -77,8 +77,7 @@ LLVM contracts one of them with the sum even without optimizations: a difference
 def assert_same_bits(left, right, roundings=0):
     """Of programs that LLVM does not optimize: it contracts a product and a sum in one program, and
     not in another one that computes the same."""
-    for x, y in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
-        np.testing.assert_allclose(x, y, rtol=roundings * 2**-23, atol=0)
+    assert_close(left, right, rtol=roundings * 2**-23, atol=0)
 
 
 WAYS = {

@@ -150,8 +150,28 @@ def slalom_trajectory(tx, model, grads, **known):
         model, opt = opt.step(eqx.combine(params, static), grads, **known)
         return params_of(model), opt
 
-    opt = tx if isinstance(tx, sl.Optimizer) else sl.Optimizer(tx, model)
-    return trajectory(step, params, opt, (grads, known))
+    return trajectory(step, params, bound(tx, model), (grads, known))
+
+
+def bound(tx, model):
+    """An optimizer of the model, which `tx` may already be."""
+    return tx if isinstance(tx, sl.Optimizer) else sl.Optimizer(tx, model)
+
+
+def after_steps(tx, n, model, grads, **known):
+    """The model and the optimizer after `n` calls of `opt.step`."""
+    opt = bound(tx, model)
+    for _ in range(n):
+        model, opt = opt.step(model, grads, **known)
+    return model, opt
+
+
+def after_training(step, tx, n, model, *batch, **known):
+    """What the last of `n` calls of a training step returns."""
+    opt = bound(tx, model)
+    for _ in range(n):
+        model, opt, loss = step(model, opt, *batch, **known)
+    return model, opt, loss
 
 
 @contextlib.contextmanager

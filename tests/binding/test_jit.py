@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import slalom as sl
-from helpers import Counting, mean_square, slow_except
+from helpers import Counting, after_training, mean_square, slow_except
 from slalom._loop.binding.binding import named_arrays
 
 x, y = jnp.ones((4, 2)), jnp.zeros((4, 2))
@@ -266,9 +266,8 @@ def test_donation_changes_no_number_and_learning_rates_share_a_program():
         return jnp.sum(model["w"] ** 2)
 
     def run(donate, opt):
-        step, stepped = sl.train_step(loss_fn, donate=donate), model
-        for _ in range(4):
-            stepped, opt, loss = step(stepped, opt)
+        step = sl.train_step(loss_fn, donate=donate)
+        stepped, opt, loss = after_training(step, opt, 4, model)
         return stepped, jax.tree.leaves(opt), loss
 
     opt = sl.Optimizer(tx, model)
@@ -280,10 +279,8 @@ def test_donation_changes_no_number_and_learning_rates_share_a_program():
     loss, model = Counting(mean_square), make_model()
 
     def train_briefly(learning_rate):
-        m, opt = model, sl.Optimizer(sl.adam(learning_rate), model)
-        for _ in range(5):
-            m, opt, value = sl.train_step(loss)(m, opt, x, y)  # donates nothing in a trace
-        return value
+        # It donates nothing in a trace.
+        return after_training(sl.train_step(loss), sl.adam(learning_rate), 5, model, x, y)[2]
 
     rates = jnp.logspace(-4, -1, 8)
     losses = eqx.filter_vmap(train_briefly)(rates)

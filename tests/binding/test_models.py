@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import Counting, assert_same_bits, mean_square, mlp, params_of, slow_except
+from helpers import (
+    Counting,
+    after_training,
+    assert_same_bits,
+    mean_square,
+    mlp,
+    params_of,
+    slow_except,
+)
 
 X = jnp.linspace(-1, 1, 8).reshape(4, 2)
 Y = jnp.sum(X, axis=1, keepdims=True)
@@ -94,9 +102,7 @@ def test_shared_leaves_and_the_contents_of_state_indices_stay():
     shared = eqx.nn.Shared(untied(), where_head, get_embed)
     opt = sl.Optimizer(sl.adam(0.1), shared)
     assert opt.binding.params.num_leaves == 1
-    step = sl.train_step(tied_loss)
-    for _ in range(3):
-        shared, opt, _ = step(shared, opt, X)
+    shared, _, _ = after_training(sl.train_step(tied_loss), opt, 3, shared, X)
     model = shared()
     assert model.head.weight is model.embed.weight
     assert not eqx.tree_equal(untied().embed, model.embed)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
+from helpers import after_steps
 
 matplotlib = pytest.importorskip("matplotlib")
 S = sl.schedules
@@ -52,9 +53,7 @@ def test_schedules_are_plotted_by_their_paths_with_a_line_at_the_next_step():
 
     opt = sl.Optimizer(sl.sgd(S.linear(1.0, 0.0, 4)).every_k(2), params())
     assert len(opt.plot_schedules(5).axes[0].lines) == 1
-    model = params()
-    for _ in range(5):
-        model, opt = opt.step(model, params())
+    _, opt = after_steps(opt, 5, params(), params())
     _, mark = opt.plot_schedules(5).axes[0].lines
     assert set(mark.get_xdata()) == {2}
 

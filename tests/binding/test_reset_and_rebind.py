@@ -12,6 +12,7 @@ import pytest
 import slalom as sl
 from helpers import (
     Counting,
+    after_steps,
     assert_close,
     assert_same_bits,
     assert_same_path,
@@ -31,9 +32,7 @@ GRADS = jax.tree.map(lambda p: 0.3 * p + 0.1, MODEL)
 
 
 def steps(opt, model, n, grads=None):
-    for _ in range(n):
-        model, opt = opt.step(model, GRADS if grads is None else grads, value=1.0)
-    return model, opt
+    return after_steps(opt, n, model, GRADS if grads is None else grads, value=1.0)
 
 
 close = functools.partial(assert_close, rtol=1e-6, atol=1e-7)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import assert_same_bits, drawn, mlp, params_of
+from helpers import after_steps, assert_same_bits, drawn, mlp, params_of
 from slalom.where.masks import mask
 
 LAYERS = ("layers.1.weight", "layers.12.weight", "layers.2.norm.bias", "layers.2.weight")
@@ -303,10 +303,7 @@ def test_functions_see_the_whole_tree_of_shapes_and_are_asked_once():
 
     params = {"b": jnp.ones(2), "w": jnp.ones((2, 2))}
     tx = sl.adamw(0.1, decay_where=where) | sl.Clip(1.0).mask(sl.where.leaf(leaf))
-    opt = sl.Optimizer(tx, params)
-    model = params
-    for _ in range(2):
-        model, opt = opt.step(model, params)
+    after_steps(tx, 2, params, params)
     sl.Optimizer(tx, {"b": jnp.zeros(2), "w": jnp.zeros((2, 2))}).step(params, params)
     assert len(calls) == 6  # one tree and two leaves, as shapes and as arrays
 

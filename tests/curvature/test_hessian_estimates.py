@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import SLOW, Counting, slow_except
+from helpers import SLOW, Counting, after_training, slow_except
 from slalom._core.engine.encoded import decoded
 from slalom.contrib.curvature.ivon import ScaleByIvonState
 
@@ -222,9 +222,7 @@ def test_steps_are_those_of_the_textbook():
     tx = sl.contrib.ScaleBySophia(b2=0.5, gamma=2.0, update_interval=2) | sl.ScaleByLearningRate(
         0.1
     )
-    step, w, opt = sl.train_step(quadratic), START, sl.Optimizer(tx, START)
-    for _ in range(5):
-        w, opt, _ = step(w, opt)
+    w, opt, _ = after_training(sl.train_step(quadratic), tx, 5, START)
     expected, h = by_the_book(START, 5, 0.1, b2=0.5, gamma=2.0, every=2)
     np.testing.assert_allclose(w, expected, rtol=1e-5)
     np.testing.assert_allclose(opt.state[0].hessian, h, rtol=1e-6)

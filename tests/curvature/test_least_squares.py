@@ -10,7 +10,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import slalom as sl
-from helpers import Counting, assert_close
+from helpers import Counting, after_training, assert_close
 
 
 def model_of(key=0):
@@ -219,8 +219,6 @@ def test_residuals_may_have_one_mode_of_differentiation(x64, rule, mode):
     found = sl.minimize(loss_fn, RULES[rule], p, x, 2 * jnp.exp(-x), max_steps=60)
     assert found.converged
     step = sl.train_step(loss_fn)
-    opt = sl.Optimizer(RULES[rule], p)
-    for _ in range(20):
-        p, opt, _ = step(p, opt, x, 2 * jnp.exp(-x))
+    p, _, _ = after_training(step, RULES[rule], 20, p, x, 2 * jnp.exp(-x))
     for fitted in (found.model, p):
         np.testing.assert_allclose([fitted["a"], fitted["b"]], [2, -1], rtol=1e-5)

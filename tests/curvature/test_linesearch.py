@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import slalom as sl
-from helpers import Counting, assert_close, lenient, trajectory
+from helpers import Counting, after_training, assert_close, lenient, trajectory
 
 STEPS = 40
 
@@ -147,11 +147,7 @@ searches = pytest.mark.parametrize("name", SEARCHES)
 @pytest.mark.slow
 def test_a_search_evaluates_once_for_each_rate_and_traces_the_loss_twice():
     loss_fn = Counting(rosenbrock)
-    step = sl.train_step(loss_fn)
-    params = jnp.zeros(2)
-    opt = sl.Optimizer(sl.lbfgs(memory_size=2), params)
-    for _ in range(3):
-        params, opt, _ = step(params, opt)
+    after_training(sl.train_step(loss_fn), sl.lbfgs(memory_size=2), 3, jnp.zeros(2))
     assert loss_fn.traces == 2
 
     calls = []

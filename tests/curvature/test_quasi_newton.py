@@ -11,7 +11,7 @@ import pytest
 from test_linesearch import all_problems, rosenbrock, run, run_optax
 
 import slalom as sl
-from helpers import assert_close, slow_except
+from helpers import after_training, assert_close, slow_except
 
 
 @pytest.mark.slow
@@ -145,10 +145,8 @@ def test_lbfgs_after_a_reset_of_some_parameters_goes_on_with_the_others():
         return jnp.sum(p["a"] ** 2 * jnp.array([1.0, 5.0])) + p["b"] ** 2
 
     params = {"a": jnp.array([1.0, 1.0]), "b": jnp.array(1.0)}
-    opt = sl.Optimizer(sl.lbfgs(memory_size=3), params)
     step = sl.train_step(loss_fn, donate=False)
-    for _ in range(3):
-        params, opt, _ = step(params, opt)
+    params, opt, _ = after_training(step, sl.lbfgs(memory_size=3), 3, params)
     opt = opt.reset(params, where=sl.where.path("b"))
     state = opt.state_of(sl.ScaleByLbfgs)
     assert np.all(state.diff_params["b"] == 0)

@@ -20,6 +20,7 @@ import safetensors
 from trained import blank
 
 import slalom as sl
+from helpers import after_steps
 from slalom.checkpoint import _file, _format, _replace
 
 
@@ -307,9 +308,7 @@ def test_a_malformed_header_is_refused_and_an_older_file_is_found(two):
 def test_a_file_of_each_version_is_read(version, path):
     model = {"w": jnp.linspace(-1, 1, 6).reshape(2, 3), "b": jnp.ones(3, "bfloat16")}
     tx = sl.ClipByGlobalNorm(9.0) | sl.adam(0.1).store("int8", min_size=4).every_k(2)
-    opt = sl.Optimizer(tx, model)
-    for _ in range(5):
-        model, opt = opt.step(model, jax.tree.map(jnp.ones_like, model))
+    model, opt = after_steps(tx, 5, model, jax.tree.map(jnp.ones_like, model))
     order = np.arange(3)
     more = {"key": jax.random.key(3), "loader": {"n": 3, "x": "ü", "z": 1 + 2j, "order": order}}
     trees = {"model": model, "opt": opt, **more}

@@ -5,17 +5,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import slalom as sl
+import helpers
 
 MODEL = {"w": jnp.linspace(-1, 1, 6).reshape(2, 3), "b": jnp.ones(3)}
 GRADS = jax.tree.map(lambda p: 0.3 * p + 0.1, MODEL)
 
 
 def after_steps(tx, n=3, model=MODEL, grads=GRADS):
-    opt = sl.Optimizer(tx, model)
-    for _ in range(n):
-        model, opt = opt.step(model, grads)
-    return model, opt
+    return helpers.after_steps(tx, n, model, grads)
 
 
 def blank(tree):

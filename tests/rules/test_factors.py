@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
+from helpers import after_training
 from refusals.messages import refused
 from table import halving
 
@@ -249,10 +250,8 @@ def test_the_size_of_a_step_does_not_depend_on_the_width(name):
         return found
 
     def changes(tx, width):
-        start = model = make(width)
-        opt = sl.Optimizer(tx, model)
-        for _ in range(3):
-            model, opt, _ = step(model, opt)
+        start = make(width)
+        model, _, _ = after_training(step, tx, 3, start)
         pairs = zip(coordinates(model), coordinates(start), strict=True)
         return np.array([float(sl.tree.rms(a - b)) for a, b in pairs])
 

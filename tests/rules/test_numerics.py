@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import sampled, slow_except, updates_of
+from helpers import after_training, sampled, slow_except, updates_of
 from slalom import tree
 
 
@@ -263,9 +263,7 @@ def test_lbfgs_minimizes_tiny_losses(scale, start):
         return 0.5 * scale * jnp.sum(jnp.asarray([1.0, 3.0, 10.0, 0.5]) * jnp.square(x - 2))
 
     x = jnp.full(4, start)
-    opt, step = sl.Optimizer(sl.lbfgs(), x), sl.train_step(loss)
-    for _ in range(25):
-        x, opt, _ = step(x, opt)
+    x, _, _ = after_training(sl.train_step(loss), sl.lbfgs(), 25, x)
     np.testing.assert_allclose(x, 2, rtol=1e-3)
 
 

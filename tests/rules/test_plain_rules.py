@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import assert_same_bits, distance, updates_of
+from helpers import after_training, assert_same_bits, distance, updates_of
 
 
 def test_functions_may_miss_parameters_and_return_the_same_shape():
@@ -153,8 +153,7 @@ def test_keys_of_every_kind_are_donated_scanned_mapped_and_saved(key):
     moved, _ = opt.step(moved, moved)
     np.testing.assert_allclose(moved["w"], expected["w"], rtol=1e-6)
     step = sl.train_step(lambda p: jnp.sum(p["w"] ** 2) / 2)
-    trained, opt, _ = step({"w": jnp.zeros(4)}, sl.Optimizer(tx, params))
-    trained, _, _ = step(trained, opt)
+    trained, _, _ = after_training(step, tx, 2, {"w": jnp.zeros(4)})
     np.testing.assert_allclose(trained["w"], expected["w"], rtol=1e-6)
 
 

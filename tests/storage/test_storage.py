@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import slalom as sl
-from helpers import assert_close, assert_same_bits, kernels, sampled, slow_except
+from helpers import after_steps, assert_close, assert_same_bits, kernels, sampled, slow_except
 from slalom._core.engine.encoded import Encoded, random_bits, seeds_of
 
 C = sl.codecs
@@ -208,9 +208,7 @@ def test_policies_write_parameters_of_every_shape_beside_stored_state(policy):
     blocks = sl.adam(0.1).if_finite().store({"mu": "int8", "nu": "bfloat16"}, min_size=1)
     found = []
     for how in (tx, blocks):
-        model, opt = params, sl.Optimizer(how.write(policy), params)
-        for _ in range(2):
-            model, opt = opt.step(model, params)
+        model, opt = after_steps(how.write(policy), 2, params, params)
         assert {name: x.shape for name, x in model.items()} == shapes
         found.append(opt.eval_params(model, full_precision=True))
     # All gradients are equal, so int8 scales each block to them.

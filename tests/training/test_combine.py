@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import Counting, assert_close, slow_except
+from helpers import Counting, after_training, assert_close, slow_except
 from slalom.combine import Terms
 
 NAMES = ("first", "second")
@@ -113,10 +113,7 @@ def test_orders_and_draws_of_pcgrad_follow_the_key():
         tx = sl.sgd(0.1).combine(combination, ("a", "b", "c"))
         # Three terms that conflict in pairs, so that the order of projection counts.
         step = sl.train_step(lambda m: {k: jnp.sum((m - x) ** 2) for k, x in points.items()})
-        model, opt = jnp.zeros(2), sl.Optimizer(tx, jnp.zeros(2))
-        for _ in range(4):
-            model, opt, _ = step(model, opt)
-        return np.asarray(model)
+        return np.asarray(after_training(step, tx, 4, jnp.zeros(2))[0])
 
     points = {"a": jnp.array([1.0, 0.3]), "b": jnp.array([-0.8, 1.0]), "c": jnp.array([0.1, -1.0])}
     for make in (sl.combine.PCGrad, lambda key: sl.combine.ReLoBRaLo(0.5, 0.1, 0.5, key)):
@@ -300,9 +297,8 @@ def test_weights_are_those_of_the_gradients_that_the_transform_uses(name):
 def test_adaptive_weights_recompile_nothing_and_few_gradients_are_in_memory():
     counting = Counting(loss_fn)
     step = sl.train_step(counting)
-    model, opt = MODEL, sl.Optimizer(sl.adam(0.1).combine(sl.combine.ReLoBRaLo(), NAMES), MODEL)
-    for _ in range(3):
-        model, opt, _ = step(model, opt, X)
+    tx = sl.adam(0.1).combine(sl.combine.ReLoBRaLo(), NAMES)
+    _, opt, _ = after_training(step, tx, 3, MODEL, X)
     assert int(opt.state.combination.age) == 3
     assert opt.metrics["weights.first"] != opt.metrics["weights.second"]
     before = counting.traces

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import Counting, assert_same_bits, mlp
+from helpers import Counting, after_training, assert_same_bits, mlp
 
 x = jax.random.normal(jax.random.key(1), (8, 2))
 y = jnp.sin(x.sum(axis=1, keepdims=True))
@@ -32,9 +32,7 @@ def by_hand(dtype):
 
 def run(step, model=None, steps=2, **known):
     model = mlp() if model is None else model
-    opt = sl.Optimizer(sl.adamw(0.1), model)
-    for _ in range(steps):
-        model, opt, loss = step(model, opt, x, y, **known)
+    model, _, loss = after_training(step, sl.adamw(0.1), steps, model, x, y, **known)
     return eqx.filter(model, eqx.is_array), loss
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import assert_same_bits, lenient, slow_except
+from helpers import after_training, assert_same_bits, lenient, slow_except
 from slalom.tree.paths import leaf_paths
 
 
@@ -119,10 +119,7 @@ def test_what_paramax_marks_keeps_every_bit(name):
         held = paramax.unwrap(model)
         return jnp.sum((held["fixed"]["a"] * held["positive"] + held["inner"] - 3.0) ** 2)
 
-    step = sl.train_step(loss_fn)
-    trained, opt = model, sl.Optimizer(tx, model)
-    for _ in range(4):
-        trained, opt, _ = step(trained, opt)
+    trained, _, _ = after_training(sl.train_step(loss_fn), tx, 4, model)
     assert_same_bits(trained["fixed"], model["fixed"])
     assert_same_bits(trained["inner"].args[0], model["inner"].args[0])
     assert not np.array_equal(trained["positive"].args[0], model["positive"].args[0])
@@ -158,10 +155,8 @@ def test_a_flow_of_flowjax_keeps_its_constants():
         def loss_fn(flow, x):
             return loss(*eqx.partition(flow, eqx.is_inexact_array), x, key=jax.random.key(2))
 
-        step = sl.train_step(loss_fn)
-        new, opt = flow, sl.Optimizer(sl.adamw(0.1, weight_decay=0.1), flow)
-        for _ in range(3):
-            new, opt, _ = step(new, opt, x)
+        step, tx = sl.train_step(loss_fn), sl.adamw(0.1, weight_decay=0.1)
+        new, _, _ = after_training(step, tx, 3, flow, x)
         assert_same_bits(new.base_dist, flow.base_dist)
         # What FlowJAX itself trains, and nothing else.
         free, _ = eqx.partition(

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import slalom as sl
-from helpers import Counting, assert_same_bits, mean_square, mlp, params_of
+from helpers import Counting, after_training, assert_same_bits, mean_square, mlp, params_of
 
 VALUES = [np.nan, 0.9, np.inf, 0.5, 0.5, -np.inf, 0.7, np.nan, 0.4, 0.6]
 
@@ -269,10 +269,8 @@ def test_the_suggestion_is_where_the_loss_falls_fastest_before_its_minimum():
 @pytest.mark.slow
 def test_a_run_finds_a_learning_rate_that_works():
     found = search(tx=sl.adam(0.1), steps=60)
-    trained, opt = mlp(), sl.Optimizer(sl.adam(found.suggestion), mlp())
-    step = sl.train_step(mean_square)
-    for _ in range(20):
-        trained, opt, loss = step(trained, opt, *BATCHES[0])
+    step, tx = sl.train_step(mean_square), sl.adam(found.suggestion)
+    _, _, loss = after_training(step, tx, 20, mlp(), *BATCHES[0])
     assert loss < 0.2 * mean_square(mlp(), *BATCHES[0])
 
 

@@ -11,6 +11,7 @@ import pytest
 import slalom as sl
 from helpers import (
     Counting,
+    after_training,
     assert_close,
     assert_same_bits,
     mean_square,
@@ -118,9 +119,7 @@ def test_steps_are_those_of_the_textbook(microbatches):
     step = sl.train_step(mean_square, donate=False, microbatches=microbatches)
     tx = sl.sgd(0.1).sam(0.3, adaptive=True, every=2)
     for either in (tx, tx.scale_loss()):
-        model, opt = MODEL, sl.Optimizer(either, MODEL)
-        for _ in range(3):
-            model, opt, _ = step(model, opt, X, Y)
+        model, _, _ = after_training(step, either, 3, MODEL, X, Y)
         assert_close(params_of(model), params_of(expected), rtol=2e-5, atol=1e-6)
 
 
@@ -284,10 +283,7 @@ def test_groups_may_ascend_without_a_warning(tx):
 @pytest.mark.slow
 def test_other_wrappers_may_be_outside():
     def run(loss_fn, tx):
-        step, opt, params = sl.train_step(loss_fn), sl.Optimizer(tx, model), model
-        for _ in range(3):
-            params, opt, _ = step(params, opt)
-        return params
+        return after_training(sl.train_step(loss_fn), tx, 3, model)[0]
 
     for wrap in (
         lambda tx: tx.scale_loss(),

@@ -11,6 +11,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import slalom as sl
 from helpers import (
+    after_steps,
     assert_close,
     assert_same_bits,
     assert_same_path,
@@ -228,10 +229,7 @@ def test_momentum_of_outer_steps_and_states_inside_have_their_names():
     assert tx == sl.adam(0.1).outer(sl.sgd(0.5), 2, reset_state=True)
 
     tx = sl.sgd(0.1, momentum=0.9).outer(nesterov, every=2, reset_state=True)
-    params = jnp.ones(2)
-    opt = sl.Optimizer(tx, params)
-    for _ in range(2):
-        params, opt = opt.step(params, jnp.ones(2))
+    _, opt = after_steps(tx, 2, jnp.ones(2), jnp.ones(2))
     assert not np.any(jax.tree.leaves(opt.state_of("outer.trace").trace)[0])
     assert np.all(jax.tree.leaves(opt.state_of("optimizer.trace").trace)[0])
 

@@ -7,6 +7,7 @@ import pytest
 
 import slalom as sl
 from helpers import (
+    after_training,
     assert_close,
     assert_same_path,
     gradients,
@@ -256,11 +257,8 @@ def plus_loss(params):
 
 
 def plus_steps(tx, number, **options):
-    params, opt = PLUS, sl.Optimizer(tx, PLUS)
     step = sl.train_step(plus_loss, donate=False, **options)
-    for _ in range(number):
-        params, opt, _ = step(params, opt)
-    return params, opt
+    return after_training(step, tx, number, PLUS)[:2]
 
 
 @pytest.mark.slow

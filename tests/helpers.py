@@ -45,17 +45,14 @@ def transforms_in(value, kind=sl.AbstractTransform):
             yield from transforms_in(inner, kind)
 
 
-class ScaleByTemperature(sl.AbstractTransform):
+class ScaleByTemperature(sl.AbstractStatelessTransform):
     """Needs an entry of its own in the context, and no parameters."""
 
     needs = ("temperature",)
 
-    def init(self, params):
-        del params
-
-    def update(self, updates, state, params=None, context=None):
+    def apply(self, updates, params, context):
         temperature = context.extra["temperature"]
-        return jax.tree.map(lambda u: u * temperature, updates), state
+        return jax.tree.map(lambda u: u * temperature, updates)
 
 
 def drawn(*strategies, examples, **settings):

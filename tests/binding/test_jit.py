@@ -350,15 +350,8 @@ def test_a_runtime_check_fails_with_its_own_message():
     np.testing.assert_allclose(loss, 0.5)
     np.testing.assert_allclose(small["w"], 0.4)
 
-    class Refuse(sl.AbstractTransform):
-        def init(self, params):
-            return None
-
-        def update(self, updates, state, params=None, context=None):
-            return eqx.error_if(updates, updates["w"][0] > 0, "uphill"), state
-
-    model = {"w": jnp.ones(2)}
-    opt = sl.Optimizer(Refuse(), model)
+    refuse = sl.Stateless(lambda u, p: eqx.error_if(u, u["w"][0] > 0, "uphill"))
+    opt = sl.Optimizer(refuse, model)
     with pytest.raises(eqx.EquinoxRuntimeError, match="uphill"):
         opt.step(model, model)
 

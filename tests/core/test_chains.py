@@ -154,11 +154,8 @@ def test_keywords_reach_nested_transforms_and_are_cut_with_masks():
     np.testing.assert_allclose(model["b"], params()["b"] - factor["b"] * grads()["b"], rtol=1e-6)
 
 
-class MultiplyByTree(sl.AbstractTransform):
+class MultiplyByTree(sl.AbstractStatelessTransform):
     needs = ("per_param",)
 
-    def init(self, params):
-        del params
-
-    def update(self, updates, state, params=None, context=None):
-        return jax.tree.map(jnp.multiply, updates, context.per_param["factor"]), state
+    def apply(self, updates, params, context):
+        return jax.tree.map(jnp.multiply, updates, context.per_param["factor"])

@@ -14,28 +14,6 @@ import slalom as sl
 from helpers import Counting, assert_close, assert_same_bits, slow_except
 
 
-class CountedLink(sl.AbstractTransform):
-    """Counts how often `update` is traced."""
-
-    counter: list = eqx.field(static=True, default=None)
-
-    def init(self, params):
-        del params
-
-    def update(self, updates, state, params=None, context=None):
-        self.counter.append(1)
-        return updates, state
-
-
-class Counter(list):
-    """A list that is hashed by identity, so that it can be static."""
-
-    __hash__ = object.__hash__
-
-    def __eq__(self, other):
-        return self is other
-
-
 def test_a_number_and_a_schedule_have_one_state_and_an_optimizer_is_its_leaves():
     number = sl.Optimizer(sl.adam(0.1), params())
     schedule = sl.Optimizer(sl.adam(sl.schedules.constant(0.1), b2=lambda n: 0.999), params())
@@ -71,37 +49,37 @@ def test_steps_trace_once_for_any_values():
     sl.train_step(loss, donate=False)(model, opt, jnp.ones(2))
     assert loss.traces == 1
 
-    counter = Counter()
+    counted = Counting(lambda updates, params: updates)
     model = params()
     for rate in (0.1, 1, np.float32(0.3), jnp.array(0.3)):
-        opt = sl.Optimizer(CountedLink(counter) | sl.sgd(rate), params())
+        opt = sl.Optimizer(sl.Stateless(counted) | sl.sgd(rate), params())
         for n in range(3):
             model, opt = opt.step(model, grads(n))
         opt = opt.with_hyperparams(learning_rate=rate)
         model, opt = opt.step(model, grads())
-    assert len(counter) == 1
+    assert counted.traces == 1
     for i, value in enumerate((1.0, 2, jnp.array(3.0))):
         opt.step(params(), grads(), value=value, weight=value, key=jax.random.key(i))
-    assert len(counter) == 2
+    assert counted.traces == 2
 
 
 def test_schedules_of_one_class_share_a_program_and_replacing_one_recompiles_once():
-    counter = Counter()
+    counted = Counting(lambda updates, params: updates)
     for schedule in (
         sl.schedules.linear(0.1, 0.0, 10),
         sl.schedules.linear(1, 0.5, 7, 2),
         sl.schedules.linear(jnp.array(0.1), 0.0, np.int64(3)),
     ):
-        trained(sl.Optimizer(CountedLink(counter) | sl.sgd(schedule), params()), 3)
-    assert len(counter) == 1
+        trained(sl.Optimizer(sl.Stateless(counted) | sl.sgd(schedule), params()), 3)
+    assert counted.traces == 1
 
-    counter = Counter()
-    opt = sl.Optimizer(CountedLink(counter) | sl.sgd(sl.schedules.constant(0.1)), params())
+    counted = Counting(lambda updates, params: updates)
+    opt = sl.Optimizer(sl.Stateless(counted) | sl.sgd(sl.schedules.constant(0.1)), params())
     opt = opt.step(params(), grads())[1]
     opt = opt.with_hyperparams(learning_rate=0.5, replace_schedules=True)
     for rate in (0.1, 0.2, 0.3):
         opt = opt.with_hyperparams(learning_rate=rate).step(params(), grads())[1]
-    assert len(counter) == 2
+    assert counted.traces == 2
 
 
 @pytest.mark.slow

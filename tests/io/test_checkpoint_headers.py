@@ -38,12 +38,9 @@ def test_header_text_is_readable_codecs_never_run_and_ages_complete(path):
         assert message in str(caught.value)
         assert not path.exists()
 
-    class Odd(sl.AbstractTransform):
-        def init(self, params):
-            return None
-
-        def update(self, updates, state, params=None, context=None):
-            return updates, state
+    class Odd(sl.AbstractStatelessTransform):
+        def apply(self, updates, params, context):
+            return updates
 
         def __repr__(self):
             return "\ud800"

@@ -71,15 +71,12 @@ def arrays(model: Any) -> Any:
     return eqx.filter(model, eqx.is_inexact_array)
 
 
-class ScaleByValue(sl.AbstractTransform):
+class ScaleByValue(sl.AbstractStatelessTransform):
     needs = ("value",)
 
-    def init(self, params):
-        del params
-
-    def update(self, updates, state, params=None, context=None):
+    def apply(self, updates, params, context):
         value = self.demand("value", context and context.value)
-        return jax.tree.map(lambda u: u * value, updates), state
+        return jax.tree.map(lambda u: u * value, updates)
 
 
 class Count(eqx.Module):

@@ -15,7 +15,6 @@ import pytest
 import slalom as sl
 from helpers import (
     assert_close,
-    compiled_step,
     gradients,
     optax_trajectory,
     params_of,
@@ -210,27 +209,3 @@ def test_apollo_is_that_of_the_paper(per_tensor, x64):
     np.testing.assert_allclose(tall, expected.transpose(0, 2, 1), rtol=1e-10)
     free = sl.contrib.ScaleByApollo(2, 3, 0.5, per_tensor, max_growth=jnp.inf)
     assert jnp.max(jnp.abs(updates_of(free, jnp.asarray(grads)) / expected)) > 1.5
-
-
-SHAPE = (128, 256)
-WEIGHTS = {name: jnp.ones(SHAPE) for name in "abc"}
-SIZE = 3 * 4 * SHAPE[0] * SHAPE[1]
-
-# Scratch memory, as a fraction of the parameters. `test_compiled.py` has those that need none.
-SCRATCH = {
-    "mars": (sl.contrib.mars(1e-3), 0.01),
-    "adam_mini": (sl.contrib.adam_mini(1e-3), 0.02),
-    # A number that XLA broadcasts for a sum.
-    "stable_adamw": (sl.stable_adamw(1e-3), 0.34),
-    # The old mean of squares is read for the step and overwritten by the new one.
-    "acprop": (sl.contrib.acprop(1e-3), 1.01),
-    "adopt, nesterov": (sl.adopt(1e-3, nesterov=True), 1.01),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SCRATCH)
-def test_scratch_is_small(name):
-    tx, limit = SCRATCH[name]
-    scratch = compiled_step(tx, WEIGHTS).memory_analysis().temp_size_in_bytes
-    assert scratch <= limit * SIZE

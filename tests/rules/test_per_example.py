@@ -327,14 +327,11 @@ def test_microbatches_need_the_scratch_of_a_part_and_windows_average_sums():
 
 @pytest.mark.parametrize("number", slow_except([None, 2], None))
 def test_conjugation_and_what_links_behind_are_told(number):
-    class SeeGradient(sl.AbstractTransform):
+    class SeeGradient(sl.AbstractStatelessTransform):
         needs = ("grad", "value_fn")
 
-        def init(self, params):
-            return None
-
-        def update(self, updates, state, params=None, context=None):
-            return jax.tree.map(lambda u, g: u - 2 * g, updates, context.grad), state
+        def apply(self, updates, params, context):
+            return jax.tree.map(lambda u, g: u - 2 * g, updates, context.grad)
 
     def of_complex(z, targets):
         return jnp.mean(jnp.abs(z[None] - targets) ** 2)

@@ -287,17 +287,14 @@ def test_each_microbatch_draws_from_a_key_of_its_own():
     np.testing.assert_allclose(mean, loss, rtol=1e-6)
 
 
-class ScaleByTemperature(sl.AbstractTransform):
+class ScaleByTemperature(sl.AbstractStatelessTransform):
     """Adds the gradient of the loss, and scales by what only this transform is told."""
 
     needs = ("temperature", "key", "grad")
 
-    def init(self, params):
-        return None
-
-    def update(self, updates, state, params=None, context=None):
+    def apply(self, updates, params, context):
         scale = context.extra["temperature"] * jax.random.uniform(context.key)
-        return jax.tree.map(lambda u, g: (u + g) * scale, updates, context.grad), state
+        return jax.tree.map(lambda u, g: (u + g) * scale, updates, context.grad)
 
 
 @pytest.mark.slow

@@ -149,14 +149,11 @@ def test_a_single_key_is_split_and_what_the_loss_returns_is_stacked():
 
 
 def test_keys_are_split_and_a_limit_inside_raises_at_the_end():
-    class Noise(sl.AbstractTransform):
+    class Noise(sl.AbstractStatelessTransform):
         needs = ("key",)
 
-        def init(self, params):
-            return None
-
-        def update(self, updates, state, params=None, context=None):
-            return {"w": jax.random.normal(context.key, (1,))}, state
+        def apply(self, updates, params, context):
+            return {"w": jax.random.normal(context.key, (1,))}
 
     model, key = {"w": jnp.zeros(1)}, jax.random.key(0)
     opt = sl.Optimizer(Noise(), model)

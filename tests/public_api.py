@@ -22,6 +22,14 @@ def public(owner):
     return {name: getattr(owner, name) for name in names}
 
 
+def public_objects():
+    """Everything public, by its full name, but modules."""
+    for module in (sl, *(getattr(sl, name) for name in MODULES)):
+        for name, value in public(module).items():
+            if not inspect.ismodule(value):
+                yield f"{module.__name__}.{name}", value
+
+
 def entries(path, owner):
     """A line for each name in a module, and for each method of its classes."""
     for name, value in public(owner).items():

@@ -20,6 +20,7 @@ from helpers import assert_close, assert_same_bits, kind_of, known, transforms_i
 from table import BUT_RECIPES, EVERYTHING, ONE_OF_EACH_KIND, PER_EXAMPLE, WRAPPERS, rows
 from table.row import COMPLEX, make_grads, make_params, pointers
 
+WITH_PER_EXAMPLE = EVERYTHING | PER_EXAMPLE
 MIXED = (jnp.bfloat16, jnp.float32, jnp.float16)
 
 
@@ -31,7 +32,7 @@ def test_no_public_transform_is_missing_from_the_table():
         and issubclass(value, sl.AbstractTransform)
         and not name.startswith("Abstract")
     }
-    rows = {part.split(" ")[0] for name in EVERYTHING | PER_EXAMPLE for part in name.split(", ")}
+    rows = {part.split(" ")[0] for name in WITH_PER_EXAMPLE for part in name.split(", ")}
     assert public - rows == set()
 
 
@@ -91,14 +92,14 @@ def test_copied_and_pickled_optimizers_are_the_same(row):
         assert eqx.tree_equal(again.arrays, row.opt.arrays)
 
 
-@rows(3)
+@rows(3, WITH_PER_EXAMPLE, everyday=(*ONE_OF_EACH_KIND, *PER_EXAMPLE))
 def test_shapes_alone_are_enough_to_plan(row):
     params = row.params
     shapes = jax.eval_shape(lambda: sl.Optimizer(row.tx, params))
     assert jax.tree.structure(shapes) == jax.tree.structure(row.opt)
 
 
-@rows(4)
+@rows(4, WITH_PER_EXAMPLE, everyday=(*ONE_OF_EACH_KIND, *PER_EXAMPLE))
 def test_a_tree_without_any_leaf_is_stepped_over(row):
     nothing = {"hole": None}
 
@@ -109,7 +110,7 @@ def test_a_tree_without_any_leaf_is_stepped_over(row):
     assert jax.eval_shape(update) == nothing
 
 
-@rows(0, ci=EVERYTHING)
+@rows(0, WITH_PER_EXAMPLE, everyday=(*ONE_OF_EACH_KIND, *PER_EXAMPLE), ci=EVERYTHING)
 def test_the_code_it_prints_makes_it_again(row):
     if "lambda" in repr(row.tx):
         pytest.skip("a function has no code to print")

@@ -14,6 +14,7 @@ import pytest
 
 import slalom as sl
 from helpers import slow_except
+from public_api import public_objects
 
 SOURCE = Path(sl.__file__).parent
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -60,26 +61,14 @@ def test_example_runs(name):
     assert not report, "".join(report)
 
 
-SCHEDULES = (sl.schedules.AbstractSchedule, sl.schedules.AbstractStatefulSchedule)
-
-
 def public_names():
     """Every public class and function by its name, and every method that it defines anew."""
-    names = [(sl, name) for name in vars(sl) if name[0] != "_"]
-    for name, value in vars(sl.schedules).items():
-        if isinstance(value, type) and issubclass(value, SCHEDULES):
-            names.append((sl.schedules, name))
-    for module in (
-        *("where", "projections", "codecs", "checkpoint", "combine", "contrib", "fields"),
-        "wrappers",
-    ):
-        names += [(getattr(sl, module), name) for name in getattr(sl, module).__all__]
-    for module, name in names:
-        value = getattr(module, name)
+    for path, value in public_objects():
         own = getattr(value, "__module__", "").startswith("slalom")
         if not own or not (inspect.isclass(value) or inspect.isfunction(value)):
-            continue  # modules, and aliases of types
-        path = f"{module.__name__}.{name}"
+            continue  # aliases of types
+        if path.startswith(("slalom.tree.", "slalom.interop.")):
+            continue
         yield path, value
         if inspect.isclass(value):
             yield from methods(path, value)

@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.util
-import inspect
 import json
 import re
 from collections import Counter
@@ -12,14 +11,11 @@ import equinox as eqx
 import pytest
 
 import slalom as sl
+from public_api import MODULES, public_objects
 from slalom._core.methods.fluent import FLUENT
 
 ROOT = Path(__file__).parents[2]
 API = sorted((ROOT / "docs" / "api").rglob("*.md"))
-MODULES = [
-    *("checkpoint", "codecs", "combine", "contrib", "fields", "interop"),
-    *("projections", "schedules", "tree", "where", "wrappers"),
-]
 
 
 def tool(name):
@@ -31,15 +27,6 @@ def tool(name):
         patch.syspath_prepend(tools)  # for what it imports from beside it
         spec.loader.exec_module(module)
     return module
-
-
-def public_names():
-    modules = [sl, *(getattr(sl, name) for name in MODULES)]
-    for module in modules:
-        for name in getattr(module, "__all__", vars(module)):
-            value = getattr(module, name)
-            if name[0] != "_" and not inspect.ismodule(value):
-                yield f"{module.__name__}.{name}"
 
 
 # (name, options, page) of every entry of the reference.
@@ -62,9 +49,10 @@ def test_every_public_name_and_method_is_on_one_page_and_every_entry_exists():
     for name in MODULES:
         assert importlib.import_module(f"slalom.{name}") is getattr(sl, name)
 
+    names = [name for name, _ in public_objects()]
     count = Counter(name for name, *_ in ENTRIES)
     methods = [f"slalom.AbstractTransform.{name}" for name in FLUENT if name[0] != "_"]
-    assert not [name for name in (*public_names(), *methods) if count[name] == 0], "not in docs/api"
+    assert not [name for name in (*names, *methods) if count[name] == 0], "not in docs/api"
     assert not [name for name, times in count.items() if times > 1], "several times in docs/api"
 
     missing = []

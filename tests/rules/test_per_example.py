@@ -212,16 +212,6 @@ def test_step_returns_what_it_was_given_and_compiles_once(case):
     assert all(jnp.all(jnp.isfinite(p)) for p in jax.tree.leaves(after[0]))
 
 
-@pytest.mark.parametrize("name", PER_EXAMPLE)
-def test_printed_code_shapes_and_trees_without_leaves(name):
-    tx = PER_EXAMPLE[name]
-    assert eval(repr(tx), {"sl": sl}) == tx
-    params, nothing = make_params(), {"hole": None}
-    shapes = jax.eval_shape(lambda: sl.Optimizer(tx, params))
-    assert jax.tree.structure(shapes) == jax.tree.structure(sl.Optimizer(tx, params))
-    assert tx.update(nothing, tx.init(nothing), nothing, sl.Context(step=0))[0] == nothing
-
-
 X = jnp.asarray(np.random.default_rng(0).standard_normal((6, 2)), jnp.float32)
 Y = jnp.asarray(np.random.default_rng(1).standard_normal((6, 1)), jnp.float32)
 MODEL = mlp(jax.random.key(0))

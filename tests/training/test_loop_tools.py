@@ -1,6 +1,7 @@
 """Tools of a loop: the best model that it had, and the learning rate range test."""
 
 import copy
+import functools
 import math
 import pickle
 import sys
@@ -288,11 +289,18 @@ def test_the_plot_shows_losses_and_suggestion():
     result(np.full(12, np.nan), diverged=True).plot()
 
 
-def test_a_progress_bar_on_demand_and_in_a_terminal(capsys, monkeypatch):
+def sweep(**options):
+    """Ten steps in chunks of one run."""
+    grid = {"learning_rate": [0.1, 0.2]}
+    sl.sweep(mean_square, sl.sgd(0.1), mlp(), BATCHES, grid, steps=5, chunk=1, **options)
+
+
+@pytest.mark.parametrize("tool", [functools.partial(search, lr_max=1e-3), sweep])
+def test_a_progress_bar_on_demand_and_in_a_terminal(tool, capsys, monkeypatch):
     pytest.importorskip("tqdm")
 
     def said(**options):
-        search(lr_max=1e-3, **options)
+        tool(**options)
         return capsys.readouterr().err
 
     assert said() == ""

@@ -1,7 +1,6 @@
 """Sweeps: several runs as one program."""
 
 import itertools
-import sys
 
 import equinox as eqx
 import jax
@@ -220,18 +219,3 @@ def test_one_hyperparameter_plots_as_a_line_and_several_as_a_heat_map():
     # Runs that all diverge have a plot too.
     for final in ([np.nan, np.inf], [[np.nan, np.inf]]):
         result(final).plot()._repr_png_()
-
-
-def test_a_progress_bar_on_demand_and_in_a_terminal(capsys, monkeypatch):
-    pytest.importorskip("tqdm")
-
-    def run(**options):
-        grid = {"learning_rate": [0.1, 0.2]}
-        sl.sweep(mean_square, sl.sgd(0.1), model(), BATCHES, grid, steps=3, **options)
-        return capsys.readouterr().err
-
-    assert run() == ""
-    assert "6/6" in run(progress=True, chunk=1)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert "6/6" in run()
-    assert run(progress=False) == ""

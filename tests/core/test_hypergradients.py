@@ -103,7 +103,17 @@ def differences(side):
     return (0, side, 2 * side), (-1.5 * side, 2 * side, -0.5 * side)
 
 
-@rows(3, SMOOTH, everyday=("ScaleByRss, from zero", "Ema"))
+# Where the error of the finite difference itself is larger.
+ROUGH = {
+    *(("ScaleByAdan", "b3=0.0"), ("ScaleByApollo", "b2=0.0"), ("ScaleByShampoo", "the parameters")),
+    *((name, "b2=0.999") for name in ("ScaleByYogi", "ScaleByAmsgrad, uncorrected")),
+    *((name, "b2=0.999") for name in ("ScaleByProdigy", "ScaleByProdigy, uncorrected")),
+    ("ScaleByDAdaptAdam", "b2=0.999"),
+}
+AT_ZERO = "ScaleByAdam", "ScaleByAdan", "ScaleByRadam", "ScaleByRms, bias correction"
+
+
+@rows(3, SMOOTH, everyday=("ScaleByRss, from zero", "Ema"), ci=AT_ZERO)
 def test_derivatives_are_those_of_finite_differences(row, x64):
     tx, params = row.tx, jnp.asarray(PARAMS)
     points = list(points_of(tx))
@@ -143,7 +153,8 @@ def test_derivatives_are_those_of_finite_differences(row, x64):
     labels = ["the parameters", *(f"{n}={x}" for n, x, _ in points)]
     for label, ours, theirs, h in zip(labels, found, expected, steps, strict=True):
         rounding = 1e-15 * size / h
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6 + rounding, err_msg=label)
+        rtol, atol = (1e-4, 1e-6) if (row.name, label) in ROUGH else (1e-6, 1e-8)
+        np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=atol + rounding, err_msg=label)
 
 
 NO_REVERSE = "Linesearch", "Lbfgs", "Broyden"
@@ -188,35 +199,6 @@ def test_derivatives_by_all_numbers_are_finite_where_gradients_are_zero_or_tiny(
 
     found = slopes(jnp.array([0.0, 1e-30, 1e-22]))
     assert all(np.isfinite(x).all() for x in found.values()), found
-
-
-NUMBERS_AT_ZERO = {
-    "ScaleByAdam, b1": lambda x: sl.ScaleByAdam(b1=x),
-    "ScaleByAdam, b2": lambda x: sl.ScaleByAdam(b2=x),
-    "ScaleByAdan, b1": lambda x: sl.ScaleByAdan(b1=x),
-    "ScaleByRadam, b2": lambda x: sl.ScaleByRadam(b2=x),
-    "ScaleByRms": lambda x: sl.ScaleByRms(x, bias_correction=True),
-    "Ema": sl.Ema,
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NUMBERS_AT_ZERO)
-def test_the_derivative_at_the_end_of_an_interval_is_that_of_one_side(name, x64):
-    grads = [jnp.asarray(g) for g in ([0.3, -1.0], [-0.2, 0.7], [0.4, 0.1])]
-
-    def total(x):
-        tx, total = NUMBERS_AT_ZERO[name](x), 0.0
-        state = tx.init(grads[0])
-        for g in grads:
-            updates, state = tx.update(g, state, g)
-            total += updates @ jnp.arange(1.0, 1 + g.size)
-        return total
-
-    h = 1e-5
-    at_0, at_h, at_2h = jax.jit(jax.vmap(total))(h * jnp.arange(3.0))
-    one_sided = (-3 * at_0 + 4 * at_h - at_2h) / (2 * h)
-    np.testing.assert_allclose(jax.jit(jax.grad(total))(0.0), one_sided, rtol=1e-6, atol=1e-8)
 
 
 def test_bias_correction_has_the_right_derivative(x64):

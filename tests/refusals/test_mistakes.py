@@ -154,12 +154,6 @@ def test_calls_of_steps():
         TypeError, "got str in its place", '`model, opt = loaded["model"], loaded["opt"]`'
     ):
         step("model", "opt")
-    with refused(
-        ValueError,
-        "the keyword `length` has 10, and the positional argument 0 has 2",
-        "`step.scan(model, opt, length=10, x=x, y=y)`",
-    ):
-        step.scan(model, bound(), jnp.ones(2), jnp.ones(2), length=10)
 
 
 def test_calls_of_functions():

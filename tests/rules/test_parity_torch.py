@@ -3,7 +3,6 @@
 `io/test_migration.py` has those of torch.optim.
 """
 
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp

@@ -372,7 +372,7 @@ def _gathered(
     """
     slot, fresh = after.places[i], after.leaves[i]
     fields = {
-        s.node: j
+        s.node: (j, leaves_of(s.node, before.places))
         for j, s in enumerate(before.places)
         if s.mark == PER_LEAF and s.field == slot.field
     }
@@ -385,9 +385,8 @@ def _gathered(
     for n, leaf in enumerate(leaves_of(slot.node, after.places)):
         age = fresh
         if origin := carried.get(leaf):
-            names = leaves_of(origin.node, before.places)
-            j, n = fields[origin.node], names.index((str(origin.param), origin.half))
-            age = before.leaves[j]
+            j, names = fields[origin.node]
+            age, n = before.leaves[j], names.index((str(origin.param), origin.half))
             used.add(j)
         ages.append(age if jnp.ndim(age) == runs else age[..., n])
     if jnp.ndim(fresh) == runs and all(age is ages[0] for age in ages):

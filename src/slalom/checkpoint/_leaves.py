@@ -24,7 +24,7 @@ from .._loop.binding.binding import Position, named_arrays, positions
 from .._loop.binding.optimizer import Optimizer
 from .._loop.reports.rebind import Side
 from ..tree.dtypes import is_key
-from ..tree.paths import dotted, example
+from ..tree.paths import dotted
 from ..tree.types import PyTree
 from ._file import Unread, dtype_named
 
@@ -188,7 +188,7 @@ def layout_of(opt: Optimizer, start: str) -> StateLayout:
     def named(leaf: Any) -> Any:  # `None` for what is no array
         return jax.tree.map(lambda i: names[i] if isinstance(i, Position) else None, leaf)
 
-    of_state = Side.of(transform, state, example(opt.binding.params))
+    of_state = Side.of(transform, state, opt.binding.paths)
     of_rules = zip(rule_slots(transform), jax.tree.leaves(transform), strict=True)
     rules = Side.at(of_rules, of_state.params)
     return {"rules": rules.mapped(named), "state": of_state.mapped(named)}

@@ -50,6 +50,11 @@ class Binding:
     scale_is_read: bool = dataclasses.field(default=False, compare=False, repr=False)
     """Whether somebody read the scale of the loss."""
 
+    @property
+    def paths(self) -> list[str]:
+        """The paths of the trainable parameters."""
+        return leaf_paths(example(self.params))
+
     def __reduce__(self) -> Any:
         # JAX does not pickle the structure of a tree of modules, but any tree that has it can be.
         # A mesh cannot be pickled either, nor are pickled arrays loaded onto one.

@@ -14,7 +14,7 @@ from ..._core.state.slots import reset
 from ..._core.text.messages import advise_positions
 from ..._core.text.mistakes import frozen, no_attribute, optimizer_advice
 from ...tree.packed import pack
-from ...tree.paths import example, leaf_paths
+from ...tree.paths import leaf_paths
 from ...tree.types import PyTree, WhereLike
 from ...where.masks import check_matches, mask
 from ...where.resolve import as_where, as_where_or_none
@@ -321,9 +321,7 @@ class Optimizer(AbstractOptimizer):
             goes_on = True
         new = Optimizer(self.transform if tx is None else tx, model, trainable=trainable)
         params = split(model, new.binding.trainable).params
-        moved = (
-            {} if rows is None else rows_of(rows, params, leaf_paths(example(self.binding.params)))
-        )
+        moved = {} if rows is None else rows_of(rows, params, self.binding.paths)
         state, report = carry(self, new, moved, goes_on=goes_on)
         new = new._with(state, jnp.copy(self.count), params, self.binding.sharding)
         return Rebound(new, report)

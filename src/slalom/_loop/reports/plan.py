@@ -14,7 +14,7 @@ from ..._core.protocol.chain import first_link
 from ..._core.protocol.parts import transforms
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.printing import bytes_as_text
-from ...tree.paths import example, leaf_paths
+from ...tree.paths import leaf_paths
 from ...tree.sharding import axis_names, full_spec, num_parts
 from ...tree.types import PyTree, WhereLike
 from ..binding.optimizer import Optimizer
@@ -132,7 +132,7 @@ def plan(
     placed = [_placed(path, leaf, mesh) for path, leaf in zip(paths, leaves, strict=True)]
     abstract, place_of = structure.unflatten(placed), dict(zip(paths, placed, strict=True))
     opt = Optimizer(tx, abstract, trainable=trainable)
-    params = {path: place_of[path] for path in leaf_paths(example(opt.binding.params))}
+    params = {path: place_of[path] for path in opt.binding.paths}
     trained = opt.binding.params.unflatten([*params.values()])
     opt = _opt_placed(opt, trained, params, mesh)
     if shard_state is not None:

@@ -17,7 +17,6 @@ from ..._core.protocol.wrapper import wrapper_names
 from ..._core.state.marks import COPY, PER_LEAF
 from ..._core.state.slots import Slot, leaves_of, slots
 from ..._core.text.messages import report, warn
-from ...tree.paths import example, leaf_paths
 from ...tree.types import PyTree, Tracer
 from .rows import Indices, Moved, moved, nodes_with_ages, shape_of
 
@@ -78,10 +77,11 @@ class Side(NamedTuple):
     """The paths of all parameters."""
 
     @classmethod
-    def of(cls, transform: AbstractTransform, state: PyTree, params: PyTree) -> "Side":
-        paths = leaf_paths(params)
+    def of(cls, transform: AbstractTransform, state: PyTree, params: list[str]) -> "Side":
         leaves, structure = jax.tree.flatten(state, is_leaf=is_encoded)
-        return cls(slots(transform, structure.unflatten(range(len(leaves))), paths), leaves, paths)
+        return cls(
+            slots(transform, structure.unflatten(range(len(leaves))), params), leaves, params
+        )
 
     @classmethod
     def at(cls, pairs: Iterable[tuple[Slot, Any]], params: list[str]) -> "Side":
@@ -132,7 +132,7 @@ def carry(
     - `goes_on`: whether the parameters are those of the last step. Otherwise only their values can
         be others, and copies of them start again.
     """
-    before, after = (Side.of(x.transform, x.state, example(x.binding.params)) for x in (old, new))
+    before, after = (Side.of(x.transform, x.state, x.binding.paths) for x in (old, new))
     if rows:
         before = before._replace(leaves=moved(before.places, before.leaves, before.params, rows))
     values, misfits, used, clocks = match(before, after, old.count, _fits)

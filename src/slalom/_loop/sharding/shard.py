@@ -12,7 +12,7 @@ from ... import tree
 from ..._core.state.marks import PARAM_LIKE
 from ..._core.state.slots import slots
 from ..._core.text.messages import report
-from ...tree.paths import candidates, example, leaf_paths
+from ...tree.paths import candidates
 from ...tree.sharding import axis_names, full_spec
 from ..binding.abstract_optimizer import AbstractOptimizer
 from ..binding.binding import named_arrays
@@ -52,7 +52,7 @@ def shard(
     - `params`: parameters by path. Where the others are, their state shows.
     """
     _check_mesh(mesh, axis)
-    state, paths = opt.state, leaf_paths(example(opt.binding.params))
+    state, paths = opt.state, opt.binding.paths
     of_state = slots(opt.transform, state, paths)
     places = dict(zip(map(id, jax.tree.leaves(state)), of_state, strict=True))
     of_params = {path: sharding_on(x, mesh) for path, x in params.items()}

@@ -59,13 +59,21 @@ REFRESH = 5
 def soap(params: dict[str, Any], repetitions: int) -> list[dict[str, Any]]:
     """Steps of SOAP on the hidden matrices of two blocks, with and without a refresh.
 
-    A refresh must multiply each factor by its eigenvectors, and turn the mean into the new ones.
+    Each step has gradients of its own, since equal ones would leave the eigenvectors in place. A
+    refresh must multiply each factor by its eigenvectors, and turn the mean into the new ones.
     """
     params = {name: p for name, p in params.items() if not re.match(r"block(?![01]\.)", name)}
     hidden, grads = hidden_of(params)
     step = Chained(step_of(sl.soap(3e-3, precondition_frequency=REFRESH), hidden, grads))
+
+    @jax.jit
+    def noise(number: int) -> dict[str, Any]:
+        key = jax.random.fold_in(jax.random.key(1), number)
+        return {name: g + 0.01 * jax.random.normal(key, g.shape) for name, g in grads.items()}
+
     times = []
-    for _ in range(2 + 3 * REFRESH):
+    for number in range(2 + 3 * REFRESH):
+        step.step.grads = jax.block_until_ready(noise(number))
         start = time.perf_counter()
         step.start()
         step.wait()

@@ -70,7 +70,7 @@ def _compiled(tx: Any, dtype: Any, leaves: dict[str, Any]) -> Step:
 
 
 def bandwidth(params: dict[str, Any], repetitions: int, entries: int) -> list[dict[str, Any]]:
-    """The bytes that the kernels of a step move per second, relative to a copy.
+    """The bytes that a step moves per second, relative to a copy.
 
     A step must read all its arguments and write all its results, and a clip reads the gradients
     twice. Only a quarter of the steps of `every_k` moves all of this. With many small leaves the
@@ -89,7 +89,7 @@ def bandwidth(params: dict[str, Any], repetitions: int, entries: int) -> list[di
         call = Chained(step)
         took = seconds({"step": call, "copy": copy}, repetitions)
         on_device = seconds_on_device(call)
-        share = (moved / (on_device or took["step"])) / (copy.bytes / took["copy"])
+        share = (moved / took["step"]) / (copy.bytes / took["copy"])
         rows.append(
             {
                 "step": name,
@@ -175,8 +175,8 @@ def text(found: dict[str, Any]) -> list[str]:
         ]
         parts += [f"A copy moves {copy / 1e12:.2f} TB/s.", _table(heads, lines)]
     if rows := found.get("peers"):
-        times = ", ".join(f"{row['milliseconds']:.2f} ms in {row['step']}" for row in rows)
-        parts.append(f"The step on the 16 leaves takes {times}.")
+        times = ", ".join(f"{row['milliseconds']:.2f} ms with {row['step']}" for row in rows)
+        parts.append(f"In PyTorch a step on the 16 leaves takes {times}.")
     for row in found.get("memory", []):
         if row["peak"]:
             parts.append(

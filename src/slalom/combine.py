@@ -50,12 +50,10 @@ class AbstractCombination(AbstractDeclared):
 
     def init(self, number: int) -> PyTree:
         """The state for a number of terms."""
-        del number
         return None
 
     def check(self, number: int) -> None:
         """Raises an error if this many terms cannot be combined."""
-        del number
 
     @abc.abstractmethod
     def weigh(self, now: SimpleNamespace, terms: Terms, state: PyTree) -> tuple[Weights, Any]:
@@ -297,7 +295,6 @@ class PCGrad(AbstractKeyed, AbstractCombination):
     key: Any = key_field(default=0)
 
     def init(self, number: int) -> PCGradState:
-        del number
         return PCGradState(self._fresh_key_data())
 
     def weigh(

@@ -20,7 +20,6 @@ def map_leaves(
     *,
     per_param: tuple[PyTree, ...] = (),
     like: tuple[PyTree, ...] = (),
-    in_turn: bool = False,
 ) -> Any:
     """Applies `rule(now, *leaves, *tuples)` at every leaf of the trees.
 
@@ -40,9 +39,6 @@ def map_leaves(
     - `like`: for each array that `rule` returns, a tree whose dtypes it is cast to, such as the
         old moments for the new ones. Defaults to the accumulation dtype. To use the new moments
         for an update, pass them to a second rule: XLA can then overwrite the old ones.
-    - `in_turn`: whether each leaf waits for the results of the previous one. XLA otherwise
-        schedules the products of all leaves side by side on a CPU, and needs scratch memory for
-        all.
 
     **Returns:** a tree, or as many trees as `rule` returns arrays.
 
@@ -100,8 +96,6 @@ def map_leaves(
     results: list[Any] = []
     for i, leaves in enumerate(zip(*columns, strict=True)):
         tuples = tuple(column[i] for column in tuple_columns)
-        if in_turn and results:
-            leaves = after(leaves, results[-1])  # `per_param` may be larger, and a copy costs
         result = at_leaf(
             tuple(column[i] for column in stored),
             numbers | {name: x[i] for name, x in per_leaf.items()} if per_leaf else numbers,

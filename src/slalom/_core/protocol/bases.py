@@ -78,7 +78,6 @@ class AbstractStatelessTransform(AbstractTransform[None]):
         params: Params | None = None,
         context: Context | None = None,
     ) -> tuple[Updates, None]:
-        del state
         return self.apply(updates, params, context), None
 
 
@@ -126,7 +125,6 @@ class AbstractPerExampleTransform(AbstractTransform):
         params: Params | None = None,
         context: Context | None = None,
     ) -> tuple[Updates, Any]:
-        del params
         if context is not None and context.gathered is not None:
             return self.finish(updates, *context.gathered, state, context)
         leaves = jax.tree.leaves(updates)

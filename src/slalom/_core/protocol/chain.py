@@ -30,7 +30,6 @@ class Identity(AbstractStatelessTransform):
     over: ClassVar[str] = "number"
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
-        del params, context
         return updates
 
 

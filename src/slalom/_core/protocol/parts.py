@@ -159,7 +159,6 @@ class AbstractDeclared(AbstractPrinted):
 
         **Returns:** the direct parts by name, each with its own state, context and parameters.
         """
-        del here
         return ()
 
     def __check_init__(self):
@@ -294,7 +293,6 @@ class AbstractTraits(AbstractDeclared):
     def system(self, params: Params) -> int:
         """The bytes of the largest matrix that a step solves with, as far as the parameters
         determine it. `sl.plan` reports it."""
-        del params
         return 0
 
     def selectors(self) -> tuple[Any, ...]:
@@ -304,7 +302,6 @@ class AbstractTraits(AbstractDeclared):
 
     def warnings(self, params: Params) -> Iterable[str]:
         """Warnings about this transform for these parameters, which are shown at binding."""
-        del params
         return ()
 
     @property

@@ -147,7 +147,6 @@ class AbstractRule(AbstractRunTransform[State]):
 
         **Returns:** hashable values, one for each leaf, or `None`.
         """
-        del params
         return None
 
     def begin(self, state: State) -> None:
@@ -161,7 +160,6 @@ class AbstractRule(AbstractRunTransform[State]):
         - `state`: those fields of the state that are not shaped like the parameters, for example
             `age`. What is assigned is the new state.
         """
-        del state
 
     def measure(self, g: Array, leaf: State) -> dict[str, Any]:
         """Measures a leaf before it advances.
@@ -173,7 +171,6 @@ class AbstractRule(AbstractRunTransform[State]):
         **Returns:** real scalars by name, or `sl.tree.NormOf(x)`, a norm that neither overflows nor
             underflows. The names are the same for each leaf.
         """
-        del g, leaf
         return {}
 
     def advance(self, g: Array, leaf: State) -> None:
@@ -187,7 +184,6 @@ class AbstractRule(AbstractRunTransform[State]):
         - `g`: the gradient.
         - `leaf`: the old state by field. What is assigned to a field is stored.
         """
-        del g, leaf
 
     def reduce(self, g: Array, leaf: State) -> dict[str, Any]:
         """Measures a leaf after it has advanced.
@@ -198,7 +194,6 @@ class AbstractRule(AbstractRunTransform[State]):
 
         **Returns:** as for `measure`, under other names.
         """
-        del g, leaf
         return {}
 
     def finish(self, sums: Sums, state: State) -> None:
@@ -215,7 +210,6 @@ class AbstractRule(AbstractRunTransform[State]):
             one call, `sums.each("u", "p")`: each call makes a conditional.
         - `state`: as for `begin`.
         """
-        del sums, state
 
     def refresh(self, g: Array, leaf: State) -> None:
         """Assigns the fields in `refreshes`, in steps in which `self.due` is true.
@@ -228,7 +222,6 @@ class AbstractRule(AbstractRunTransform[State]):
 
         - `g`, `leaf`: as for `advance`. What is assigned to other fields is dropped.
         """
-        del g, leaf
 
     @abc.abstractmethod
     def direction(self, g: Array, leaf: State) -> Array:

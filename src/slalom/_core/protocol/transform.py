@@ -156,7 +156,6 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
 
     def has_updated(self, state: State) -> Bool[Array, "*runs"] | bool:
         """Whether the last step changed any parameter. Transforms that skip steps replace this."""
-        del state
         return True
 
     def ask(self, here: Part, loss: Loss) -> Loss:
@@ -188,7 +187,6 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
     def num_evaluations(self, state: State) -> Int[Array, "*runs"] | int:
         """The number of evaluations of the loss at other parameters in the last step, for
         `sl.minimize`."""
-        del state
         return 0
 
     def skipped(self, state: State) -> State:
@@ -204,12 +202,10 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
 
         The names are the same from `init` on. The name `""` is replaced by this transform's path.
         """
-        del state
         return {}
 
     def reading(self, name: str, state: State, context: Context | None) -> Any:
         """The value of a hyperparameter that the next step uses, for `opt.hyperparams`."""
-        del state
         return read_number(self, name, context)
 
     # A transform made of others also replaces `run` below and `children` in `parts.py`, from which
@@ -243,7 +239,6 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
         - `here`: this transform with its state, the context and the parameters.
         - `leaves`: the positions of its leaves among all updates.
         """
-        del here, leaves
         return None
 
     # --- helpers for authors ----------------------------------------------------------------
@@ -296,7 +291,6 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
         return self._at_position(which) if isinstance(which, int) else find(self, which).module
 
     def _at_position(self, which: int) -> "AbstractTransform[Any]":
-        del which
         raise TypeError(f"{type(self).__name__} has no positions; use a name or a class.")
 
     def __init_subclass__(cls, **kwargs: Any):

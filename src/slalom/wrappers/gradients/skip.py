@@ -69,7 +69,6 @@ class SkipNotFinite(AbstractSkip):
     def __call__(
         self, updates: Updates, gradient_step: Int[Array, ""], params: Params | None
     ) -> tuple[Bool[Array, ""], dict[str, Array]]:
-        del gradient_step, params
         skip, number = jnp.zeros((), bool), jnp.zeros((), jnp.int32)
         for u in jax.tree.leaves(updates):
             any_here, count = _any_and_count(~jnp.isfinite(u))
@@ -104,7 +103,6 @@ class SkipLargeUpdates(AbstractSkip):
     def __call__(
         self, updates: Updates, gradient_step: Int[Array, ""], params: Params | None
     ) -> tuple[Bool[Array, ""], dict[str, Array]]:
-        del params
         limit = read_number(self, "max_squared_norm", Context(step=gradient_step))
         norm = tree.squared_norm(updates)
         # Written so that NaN is skipped.

@@ -56,10 +56,7 @@ def total(tx, params):
     for step, g in enumerate(GRADS):
         grads = jnp.asarray(g) * (1 + 0.1 * params)
         context = sl.Context(
-            step=step,
-            value=jnp.sum(params),
-            grad=grads,
-            value_fn=lambda p: jnp.sum(p**4),
+            step=step, value=jnp.sum(params), grad=grads, value_fn=lambda p: jnp.sum(p**4)
         )
         updates, state = tx.update(grads, state, params, context)
         sums += (step + 1) * jnp.sum(updates * WEIGHTS)

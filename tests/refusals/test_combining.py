@@ -95,9 +95,7 @@ def test_posteriors_and_projections_of_matrices():
     ):
         sl.projections.hypercube(jnp.ones(3))
     with refused(
-        ValueError,
-        "sl.projections.sphere(axis=-2) needs an axis -2 … 'b' has shape (2,)",
-        matrices,
+        ValueError, "sl.projections.sphere(axis=-2) needs an axis -2 … 'b' has shape (2,)", matrices
     ):
         bound(sl.sgd(0.1).project(sl.projections.sphere(axis=-2)))
     with refused(

@@ -45,19 +45,11 @@ def test_inputs_of_init_and_update():
 
 
 def test_x64_switched_after_creation_and_other_structures():
-    with refused(
-        TypeError,
-        "x64 off … x64 on … 'every_k.value' is float32 … float64 now",
-        REBIND,
-    ):
+    with refused(TypeError, "x64 off … x64 on … 'every_k.value' is float32 … float64 now", REBIND):
         opt = bound(sl.adam(0.1).every_k(2))
         with jax.enable_x64(True):
             opt.step(params(), params())
-    with refused(
-        TypeError,
-        "x64 on … x64 off … 'every_k.value' is float64 … float32 now",
-        REBIND,
-    ):
+    with refused(TypeError, "x64 on … x64 off … 'every_k.value' is float64 … float32 now", REBIND):
         with jax.enable_x64(True):
             opt = bound(sl.adam(0.1).every_k(2))
         with warnings.catch_warnings(action="ignore"):  # JAX warns that it has no float64

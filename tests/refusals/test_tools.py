@@ -101,11 +101,7 @@ def test_batches_steps_and_the_learning_rate_range_test():
         "`name=` … `name='**.learning_rate'`",
     ):
         search(sl.sgd(0.1).partition({sl.where.path("b"): sl.sgd(0.2)}))
-    with refused(
-        ValueError,
-        IS_DRIVEN,
-        "the schedule's own numbers … `.drive` … `opt.rebind`",
-    ):
+    with refused(ValueError, IS_DRIVEN, "the schedule's own numbers … `.drive` … `opt.rebind`"):
         search(DRIVEN)
     with refused(ValueError, "`model_state` … `microbatches`", "Leave out one of them"):
         search(model_state=jnp.ones(()), microbatches=2)

@@ -207,10 +207,7 @@ EXACT = [
         for a in (0.1, 0.2, 0.25, 0.3, 0.7, 1.0)
     ),
     # In a dict from steps to factors the corners at step 10 would be one.
-    (
-        S.linear_onecycle(10, 1.0, pct_final=1.0, div_factor=4.0, final_div_factor=2.0),
-        {10: 1 / 8},
-    ),
+    (S.linear_onecycle(10, 1.0, pct_final=1.0, div_factor=4.0, final_div_factor=2.0), {10: 1 / 8}),
     (S.linear_onecycle(10, 1.0, pct_start=0.0, pct_final=0.0), {0: 1 / 25}),
     (S.cosine_onecycle(10, 1.0, pct_start=1.0, final_div_factor=2.0), {10: 1 / 50}),
     (S.cosine_onecycle(10, 1.0, pct_start=0.0), {0: 1.0}),

@@ -16,15 +16,7 @@ import jax.numpy as jnp
 import pytest
 
 import slalom as sl
-from helpers import (
-    EXHAUSTIVE,
-    SLOW,
-    assert_close,
-    gradients,
-    sampled,
-    trajectory,
-    transforms_in,
-)
+from helpers import EXHAUSTIVE, SLOW, assert_close, gradients, sampled, trajectory, transforms_in
 from table import RULES
 
 PARAMS = {"b": jnp.array([0.5, -1.0]), "w": jnp.array([[1.0, -0.5], [0.25, 2.0]])}

@@ -311,6 +311,24 @@ def kernels(tx, shapes):
     return len({re.sub(names, "", body) for body in bodies})
 
 
+def outside_of_conditionals(text):
+    """The entry computation of a program and everything that it calls outside of conditionals."""
+    bodies = dict(re.findall(r"^%?([\w.\-]+) \([^\n]*\{\n(.*?)^\}", text, re.M | re.S))
+    seen, todo, out = set(), [text[text.index("ENTRY") :]], []
+    while todo:
+        body = todo.pop()
+        out.append(body)
+        for line in body.splitlines():
+            if " conditional(" in line:
+                continue
+            for name in re.findall(r"(?:calls|to_apply|body|condition)=%?([\w.\-]+)", line):
+                if name not in seen and name in bodies:
+                    seen.add(name)
+                    todo.append(bodies[name])
+    # Names in metadata would count as uses otherwise.
+    return re.sub(r"metadata=\{[^}]*\}", "", "\n".join(out))
+
+
 def public(name, *default):
     """What has this name in `sl` or in `sl.contrib`."""
     return getattr(sl if name in vars(sl) else sl.contrib, name, *default)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import slalom as sl
-from helpers import Counting, kernels, sampled, slow_except, transforms_in
+from helpers import Counting, kernels, outside_of_conditionals, sampled, slow_except, transforms_in
 
 SHAPE = (256, 512)
 LEAVES = 3
@@ -135,28 +135,9 @@ def test_idle_calls_execute_nothing_of_the_inner_transform(name):
 
 def assert_roots_stand_in_branches(text):
     """Adam takes square roots; what paces it takes none. None may stand outside a branch."""
-    entry = text[text.index("ENTRY") :]
-    assert " conditional(" in entry
+    assert " conditional(" in text[text.index("ENTRY") :]
     assert "sqrt" in text
-    assert "sqrt" not in reachable(text, entry)
-
-
-def reachable(text, entry):
-    """The text of the entry computation and of everything it calls outside of conditionals."""
-    bodies = dict(re.findall(r"^%?([\w.\-]+) \([^\n]*\{\n(.*?)^\}", text, re.M | re.S))
-    seen, todo, out = set(), [entry], []
-    while todo:
-        body = todo.pop()
-        out.append(body)
-        for line in body.splitlines():
-            if " conditional(" in line:
-                continue
-            for name in re.findall(r"(?:calls|to_apply|body|condition)=%?([\w.\-]+)", line):
-                if name not in seen and name in bodies:
-                    seen.add(name)
-                    todo.append(bodies[name])
-    # Names in metadata would count as uses otherwise.
-    return re.sub(r"metadata=\{[^}]*\}", "", "\n".join(out))
+    assert "sqrt" not in outside_of_conditionals(text)
 
 
 IN_HALF_PRECISION = {

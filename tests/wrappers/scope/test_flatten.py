@@ -173,17 +173,13 @@ def test_buffers_hold_a_bounded_number_of_leaves_and_trace_no_more():
     assert fusions(40) - fusions(20) == 20
 
 
-class ScaleByGiven(sl.AbstractTransform):
+class ScaleByGiven(sl.AbstractStatelessTransform):
     over = "number"
 
-    def init(self, params):
-        return None
-
-    def update(self, updates, state, params=None, context=None):
+    def apply(self, updates, params, context):
         sensitivity, grad = context.per_param["sensitivity"], context.grad
         value = context.value_fn(params)
-        made = jax.tree.map(lambda u, s, g: u * s + g * value, updates, sensitivity, grad)
-        return made, state
+        return jax.tree.map(lambda u, s, g: u * s + g * value, updates, sensitivity, grad)
 
 
 def clipped(number):

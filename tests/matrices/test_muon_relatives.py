@@ -70,15 +70,7 @@ def test_dion_follows_its_equations(case):
 
 
 @pytest.mark.slow
-def test_dependent_columns_are_exact_and_scales_ignore_the_size_of_gradients():
-    tx = sl.contrib.ScaleByDion(0.5, layout="oi")
-    grads = drawn(3, 8, 6, dtype=np.float32)
-    q = drawn(6, 3, seed=1)
-    want, _ = run(tx, grads, q)
-    for size in (1e-30, 1e-3, 1e30):
-        got, _ = run(tx, np.float32(size) * grads, q)
-        np.testing.assert_allclose(got, want, atol=1e-5, err_msg=f"{size}")
-
+def test_dependent_columns_are_exact_and_scales_are_factors():
     q = drawn(3, 1)
     want, _ = run(sl.contrib.ScaleByDion(0.5, scale=None, layout="oi"), known_matrix.GRADS[:1], q)
     scales = {"spectral": (2 / 3) ** 0.5, "original": 1.0, "match_rms_adamw": 0.2 * 6**0.5}

@@ -108,7 +108,7 @@ INDEPENDENT = {
     "muon": sl.muon(0.1),
     "scion": sl.scion(1e-3),
     "norm_muon": sl.norm_muon(0.1),
-    "dion": sl.contrib.dion(0.1, 1.0),
+    "dion": sl.contrib.dion(0.1, 0.5),
     "splus": sl.contrib.ScaleBySplus(precondition_frequency=1) | sl.ScaleByLearningRate(0.1),
     "NormalizeColumns": sl.NormalizeColumns() | sl.ScaleByLearningRate(0.1),
 }

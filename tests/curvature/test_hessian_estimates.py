@@ -116,9 +116,7 @@ def test_the_step_sees_the_noise_of_the_sample(wrap, steps, rtol):
     first = np.asarray(opt.sample_params(model)["w"])
     # The gradient is the noise ε, so the estimate of the curvature is ε²·λ·(h₀ + δ) = ξ².
     step = sl.train_step(lambda m: 0.5 * jnp.sum(abs(m["w"]) ** 2) + 0.0 * m["b"])
-    moved = model
-    for _ in range(steps):
-        moved, opt, _ = step(moved, opt)
+    _, opt, _ = after_training(step, opt, steps, model)
     states = jax.tree.leaves(opt.state, is_leaf=lambda x: isinstance(x, ScaleByIvonState))
     (state,) = (x for x in states if isinstance(x, ScaleByIvonState))
     found = np.concatenate([np.ravel(x) for x in jax.tree.leaves(decoded(state.precision["w"]))])

@@ -93,11 +93,7 @@ def test_only_leaves_of_a_writer_are_replaced_and_fast_states_start_at_any_age()
         sl.sgd(0.1).partition({weights: sl.sgd(0.1).average(0.5)}),
         sl.sgd(0.1).average(0.5).every_k(1).partition({~weights: sl.SetToZero()}),
     ):
-        opt = sl.Optimizer(tx, model)
-        grads = jax.tree.map(jnp.ones_like, params_of(model))
-        after = model
-        for _ in range(2):
-            after, opt = opt.step(after, grads)
+        after, opt = after_steps(tx, 2, model, jax.tree.map(jnp.ones_like, params_of(model)))
         evaluated = opt.eval_params(after)
         assert evaluated.activation is model.activation
         assert not jnp.array_equal(evaluated.layers[0].weight, after.layers[0].weight)

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_microbatches import normed_loss
 
 import slalom as sl
 from helpers import Counting, assert_close, assert_same_bits, kind_of, mean_square, mlp
@@ -88,14 +89,9 @@ def test_a_program_serves_one_shape_and_carries_the_state_of_the_model():
     assert loss_fn.traces == number
     assert int(opt.count) == 5
 
-    def loss_fn(net, state, x, y):
-        batched = jax.vmap(net, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
-        out, state = batched(x, state)
-        return jnp.mean((jnp.sum(out, 1, keepdims=True) - y) ** 2), state
-
     net, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(2, "batch", mode="batch")
     opt = sl.Optimizer(sl.adam(0.1), net)
-    stateful = sl.train_step(loss_fn, has_aux=True, donate=False)
+    stateful = sl.train_step(normed_loss, has_aux=True, donate=False)
     scanned, opt_scanned, (losses, last) = stateful.scan(net, opt, x, y, model_state=state)
     for i in range(5):
         net, opt, (loss, state) = stateful(net, opt, state, x[i], y[i])

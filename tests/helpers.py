@@ -55,6 +55,19 @@ class ScaleByTemperature(sl.AbstractStatelessTransform):
         return jax.tree.map(lambda u: u * temperature, updates)
 
 
+class Falling(sl.schedules.AbstractStatefulSchedule):
+    """Is 0.5 · 0.75ⁿ in step n, and needs nothing of the context."""
+
+    def init(self):
+        return jnp.ones(())
+
+    def update(self, state, context):
+        return state * 0.75
+
+    def value(self, state):
+        return 0.5 * state
+
+
 def drawn(*strategies, examples, **settings):
     """Runs a test on examples that Hypothesis draws, the same ones in every run."""
 
@@ -118,6 +131,11 @@ def gradients(model, n, seed=0, dtype=None):
         return jnp.asarray(drawn, x.dtype if dtype is None else dtype)
 
     return jax.tree.map(normal, params_of(model))
+
+
+def at(tree, i):
+    """An entry of each array along its first axis."""
+    return jax.tree.map(lambda x: x[i], tree)
 
 
 def trajectory(step, params, state, inputs):

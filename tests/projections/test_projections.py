@@ -11,6 +11,7 @@ import slalom as sl
 from helpers import (
     assert_close,
     assert_same_bits,
+    at,
     gradients,
     lenient,
     mlp,
@@ -169,7 +170,7 @@ def test_norms_of_any_size_and_numbers_of_projections():
     assert float(sl.tree.global_norm(model)) == pytest.approx(0.25, rel=1e-6)
     assert opt.hyperparams["project.l2_ball.scale"] == 0.25
     opt = sl.Optimizer(sl.sgd(0.1).project(P.l2_ball()), MODEL).with_hyperparams(scale=0.125)
-    model, opt = opt.step(MODEL, at(0))
+    model, opt = opt.step(MODEL, at(GRADS, 0))
     assert float(sl.tree.global_norm(model)) == pytest.approx(0.125, rel=1e-6)
     assert "sl.projections.l2_ball(scale=0.125)" in repr(opt.transform)
 
@@ -270,14 +271,12 @@ def test_derivatives_are_those_of_differences(x64):
         assert_close(tangent, difference, atol=1e-6, err_msg=name)
 
 
-def at(i):
-    return jax.tree.map(lambda g: g[i], GRADS)
-
-
 def steps(tx, model=MODEL, number=4):
     opt = sl.Optimizer(tx, model)
     for i in range(number):
-        model, opt = opt.step(model, jax.tree.map(lambda g, p: g.astype(p.dtype), at(i), model))
+        model, opt = opt.step(
+            model, jax.tree.map(lambda g, p: g.astype(p.dtype), at(GRADS, i), model)
+        )
     return model, opt
 
 
@@ -286,7 +285,7 @@ def test_step_writes_the_projected_sum_of_selected_parameters_rounded_once():
     fn = P.l2_ball(1.1)
     summed = jax.jit(lambda p, g: fn(jax.tree.map(lambda p, g: p - 0.1 * g, p, g)))
     for dtype, rtol in ((jnp.float32, 1e-6), (jnp.bfloat16, 0.01)):
-        model, grads = jax.tree.map(lambda p, d=dtype: p.astype(d), (MODEL, at(0)))
+        model, grads = jax.tree.map(lambda p, d=dtype: p.astype(d), (MODEL, at(GRADS, 0)))
         stepped, _ = steps(sl.sgd(0.1).project(fn), model, 1)
         assert {x.dtype for x in jax.tree.leaves(stepped)} == {jnp.dtype(dtype)}
         wide = jax.tree.map(lambda p: p.astype(jnp.float32), (stepped, model, grads))
@@ -305,7 +304,7 @@ def test_step_writes_the_projected_sum_of_selected_parameters_rounded_once():
     assert_same_bits(grouped, model)
 
     opt = sl.Optimizer(sl.sgd(0.1).project(P.linf_ball(0.5)), MODEL)
-    assert "cond[" not in str(jax.make_jaxpr(lambda m, g: opt.step(m, g)[0])(MODEL, at(0)))
+    assert "cond[" not in str(jax.make_jaxpr(lambda m, g: opt.step(m, g)[0])(MODEL, at(GRADS, 0)))
 
 
 # The last one shrinks: an average of parameters in it is outside of what it is later.

@@ -16,7 +16,16 @@ import jax.numpy as jnp
 import pytest
 
 import slalom as sl
-from helpers import EXHAUSTIVE, SLOW, assert_close, gradients, sampled, trajectory, transforms_in
+from helpers import (
+    EXHAUSTIVE,
+    SLOW,
+    Falling,
+    assert_close,
+    gradients,
+    sampled,
+    trajectory,
+    transforms_in,
+)
 from table import RULES
 
 PARAMS = {"b": jnp.array([0.5, -1.0]), "w": jnp.array([[1.0, -0.5], [0.25, 2.0]])}
@@ -135,17 +144,6 @@ def lookahead(inner):
         return select(sync, minus(synced, p), made), (n, select(sync, synced, slow), new)
 
     return Plain(init, update, lambda state: inner.has_updated(state[-1]))
-
-
-class Falling(sl.schedules.AbstractStatefulSchedule):
-    def init(self):
-        return jnp.ones(())
-
-    def update(self, state, context):
-        return state * 0.75
-
-    def value(self, state):
-        return 0.5 * state
 
 
 def driven(tx):

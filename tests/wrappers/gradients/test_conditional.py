@@ -12,6 +12,7 @@ import slalom as sl
 from helpers import (
     assert_close,
     assert_same_bits,
+    at,
     gradients,
     lenient,
     nested_dict,
@@ -28,10 +29,6 @@ BAD = (1, 4, 5, 8, 9, 10)
 
 def odd(context, updates):
     return context.step % 2 == 1
-
-
-def at(tree, i):
-    return jax.tree.map(lambda x: x[i], tree)
 
 
 def spoilt(grads, *steps, by=jnp.nan):

@@ -15,6 +15,7 @@ from helpers import (
     assert_close,
     assert_same_bits,
     assert_same_path,
+    at,
     gradients,
     lenient,
     mlp,
@@ -29,10 +30,6 @@ from slalom._core.protocol.parts import Part
 
 MODEL = nested_dict(jax.random.key(0))
 GRADS = gradients(MODEL, 12)
-
-
-def at(tree, i):
-    return jax.tree.map(lambda x: x[i], tree)
 
 
 @pytest.mark.slow

@@ -168,10 +168,7 @@ REFUSED = {
     r"both 'scale_by_learning_rate' and 'scale_by_learning_rate_2' set one": TWO_RATES,
     r"`tx\.schedule_free\(\)\.average\(\.\.\.\)`": sl.sgd(0.1).average(),
 }
-WARNED = {
-    r"b1=0\.9.*`b1=0\.0`": sl.adam(0.1),
-    r"decay=0\.9.*Remove": sl.sgd(0.1, momentum=0.9),
-}
+WARNED = {r"b1=0\.9.*`b1=0\.0`": sl.adam(0.1), r"decay=0\.9.*Remove": sl.sgd(0.1, momentum=0.9)}
 
 
 def test_places_are_refused_and_polyak_steps_without_gradients_do_nothing():

@@ -9,14 +9,10 @@ import numpy as np
 import pytest
 
 import slalom as sl
-from helpers import assert_same_bits, compiled_step, gradients, nested_dict
+from helpers import assert_same_bits, at, compiled_step, gradients, nested_dict
 
 MODEL = nested_dict(jax.random.key(0))
 GRADS = gradients(MODEL, 6)
-
-
-def at(tree, i):
-    return jax.tree.map(lambda x: x[i], tree)
 
 
 def norm(tree):

@@ -189,6 +189,9 @@ def test_models_of_one_array_batches_of_runs_and_typed_keys_come_back(path):
     assert loaded.state_of("scale_by_adam").age.tolist() == [[1, 0, 1], [1, 0, 1]]
     rebound = eqx.filter_vmap(lambda opt, tx: opt.rebind(grown, tx=tx)[0])(opts, tx)
     assert_same_bits(loaded, rebound)
+    items = sl.checkpoint.to_dict(opt=opts) | {"opt.scale_by_adam.age": jnp.ones(3, jnp.int32)}
+    with pytest.raises(sl.checkpoint.MismatchError, match=r"age is \(3,\) in the file and \(2,\)"):
+        sl.checkpoint.from_dict(items, opt=opts)
 
     raw = jax.random.PRNGKey(1)
     for impl in ("threefry2x32", "rbg", "unsafe_rbg"):

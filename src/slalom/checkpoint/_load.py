@@ -96,12 +96,13 @@ def layouts(file: File) -> dict[str, StateLayout]:
         for path, layout in by_path.items():
             leaves = [names for side in layout.values() for names in side.leaves]
             shapes = {name: file.arrays[name].shape for name in jax.tree.leaves(leaves)}
-            state, runs = layout["state"], len(file.arrays[f"{path}.count"].shape)
+            state, runs = layout["state"], file.arrays[f"{path}.count"].shape
             for i in state.entries:
                 name, count = state.leaves[i], len(leaves_of(state.places[i].node, state.places))
-                shape = shapes[name]
+                of_leaves = shapes[name][len(runs) :]
                 # More of them if two parameters have one path.
-                if len(shape) not in (runs, runs + 1) or any(n < count for n in shape[runs:]):
+                is_whole = len(of_leaves) < 2 and all(n >= count for n in of_leaves)
+                if not is_whole or shapes[name] != runs + of_leaves:
                     raise ValueError(f"'{name}' does not have {count} entries")
         return by_path
 

@@ -234,7 +234,7 @@ class _Comparison:
             if part == "rules":
                 self._compare_rules(ours, after, matched)
             else:
-                self._compare_states(path, ours, after, matched)
+                self._compare_states(path, ours, after, matched, runs)
             # If the hyperparameters of the program are kept, those of the source are not missed.
             kept = part == "rules" and not self.take_hyperparams
             for j, (slot, names) in enumerate(theirs.pairs):
@@ -253,7 +253,9 @@ class _Comparison:
                 if form(theirs[i]) != form(leaf) or pair[0].tobytes() != pair[1].tobytes():
                     self.notes["hyperparams"][name] = tuple(map(shortest, pair))
 
-    def _compare_states(self, path: str, ours: Side, after: Side, matched: Match) -> None:
+    def _compare_states(
+        self, path: str, ours: Side, after: Side, matched: Match, runs: tuple[int, ...]
+    ) -> None:
         entries = after.entries
         for i, (slot, leaf) in enumerate(after.pairs):
             names, name = jax.tree.leaves(ours.leaves[i]), f"{path}.{slot.name}"
@@ -264,9 +266,11 @@ class _Comparison:
                 recoded = in_form_of(leaf, jax.tree.map(jnp.asarray, read(value)))
                 self._take(names, jax.tree.leaves(recoded))
                 self.note("recoded", name)
-            elif value is not None:
+            elif value is not None and value.shape[: len(runs)] == runs:
                 # Put together from the entries of other leaves, so it may have another shape.
                 self._take(names, [value])
+            elif value is not None:
+                self._differ(names[0], leaf, value)
             elif misfit is not None and (i in entries or _can_follow(misfit, leaf)):
                 self.note("restarted", name)
             elif misfit is not None:

@@ -278,11 +278,14 @@ def signal_of(new: PyTree, before: Bool[Array, ""] | None) -> Bool[Array, ""] | 
     # One entry of an array on several devices would be sent to all of them.
     if not arrays or any(jax.typeof(x).sharding.mesh.size > 1 for x in arrays):
         return before
-    # The last array holds scales. XLA would compute a code again where it is read. A GPU decodes in
-    # the kernels that read, so it has nothing to wait for.
-    return jax.lax.platform_dependent(
-        arrays[-1], cpu=false_after, default=lambda _: jnp.bool_(False)
-    )
+    # The last array holds scales. XLA would compute a code again where it is read.
+    return _signal_after(arrays[-1])
+
+
+@jax.jit  # shared by the leaves of one shape
+def _signal_after(x: Array) -> Bool[Array, ""]:
+    # A GPU decodes in the kernels that read, so it has nothing to wait for.
+    return jax.lax.platform_dependent(x, cpu=false_after, default=lambda _: jnp.bool_(False))
 
 
 def advance_tree(

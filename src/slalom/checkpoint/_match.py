@@ -13,7 +13,7 @@ from .._core.text.messages import listed, report, warn
 from .._core.text.printing import shortest
 from .._loop.binding.binding import named_arrays
 from .._loop.binding.optimizer import Optimizer
-from .._loop.reports.rebind import Match, Side, in_form_of, match
+from .._loop.reports.rebind import Match, Side, in_form_of, match_leaves
 from ..tree.types import PyTree, Tracer
 from ..wrappers.scope.store import Store
 from ._leaves import (
@@ -230,7 +230,7 @@ class _Comparison:
                 for i in side.entries:
                     # Ages are put together from single entries.
                     side.leaves[i] = _concrete(side.leaves[i])
-            matched = match(before, after, count, fits, len(runs))
+            matched = match_leaves(before, after, count, fits, len(runs))
             if part == "rules":
                 self._compare_rules(ours, after, matched)
             else:

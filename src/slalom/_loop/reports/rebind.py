@@ -1,4 +1,4 @@
-"""Transfers a state to another transform or model."""
+"""Matches the leaves of two states, and transfers a state to another transform or model."""
 
 import collections
 import dataclasses
@@ -135,7 +135,7 @@ def carry(
     before, after = (Side.of(x.transform, x.state, x.binding.paths) for x in (old, new))
     if rows:
         before = before._replace(leaves=moved(before.places, before.leaves, before.params, rows))
-    values, misfits, used, clocks = match(before, after, old.count, _fits)
+    values, misfits, used, clocks = match_leaves(before, after, old.count, _fits)
     _warn_of_jumps(new.transform, before, after, clocks, old.count)
     is_same_run = goes_on or misfits or before.params != after.params
     anew = set() if is_same_run else _of_copies(after.places)
@@ -157,7 +157,7 @@ def carry(
     return jax.tree.structure(new.state, is_leaf=is_encoded).unflatten(leaves), rebinding
 
 
-def match(
+def match_leaves(
     before: Side, after: Side, count: Any, same_kind: Callable[[Any, Any], bool], runs: int = 0
 ) -> Match:
     """Finds an old leaf for each new one.

@@ -155,7 +155,7 @@ def assert_added_is_stepped(params, updated, stepped):
     assert_close(by_update, by_step, rtol=1e-6)
 
 
-@rows(2)
+@rows(2, WITH_PER_EXAMPLE, ci=PER_EXAMPLE)
 def test_step_returns_what_it_was_given(row):
     steps = row.mixed
     assert kind_of((steps.params, steps.opt)) == steps.before

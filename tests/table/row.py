@@ -14,7 +14,7 @@ SINGLE = (jnp.float32,) * 3
 
 COMPLEX = {
     name: tx
-    for name, tx in EVERYTHING.items()
+    for name, tx in (EVERYTHING | PER_EXAMPLE).items()
     # bfloat16 moments cannot hold a complex mean of squares' mean: the twin of bfloat16 is wider.
     if "dtypes" not in name
     # Complex numbers are neither above nor below zero.
@@ -47,15 +47,14 @@ def pointers(tree):
 class TwoSteps:
     """An update and two steps by one program, and how everything was before them."""
 
-    def __init__(self, tx, params, *, updates, donate=False):
-        grads = make_grads(params)
-        opt = sl.Optimizer(tx, params)
+    def __init__(self, tx, params, grads, *, updates, donate=False):
+        opt, whole = sl.Optimizer(tx, params), make_grads(params)
         self.before = kind_of((params, opt))
         self.pointers = pointers((params, opt))
         self.start = jax.tree.map(jnp.copy, params)
 
         def both(params, opt):
-            known_here = known(params, grads)
+            known_here = known(params, whole)
             updated = opt.update(params, grads, **known_here) if updates else None
             return updated, opt.step(params, grads, **known_here)
 
@@ -89,10 +88,16 @@ class Row:
     @functools.cached_property
     def mixed(self):
         """Two steps on leaves of several dtypes, which give away their memory."""
-        # Compiling takes as long as there are leaves: the others are among those of the slow tests.
-        params = make_params((jnp.bfloat16, jnp.float32, jnp.float32))
-        params["b"] = params["b"][1:]
-        del params["empty"]
+        if self.name in PER_EXAMPLE:
+            params = make_params((jnp.bfloat16, jnp.float32, jnp.float16))
+        else:
+            # Compiling takes as long as there are leaves: the others are among those of slow tests.
+            params = make_params((jnp.bfloat16, jnp.float32, jnp.float32))
+            params["b"] = params["b"][1:]
+            del params["empty"]
         if self.name in COMPLEX:
             params["z"] = jnp.array([[1 + 2j, 3 - 1j]], jnp.complex64)
-        return TwoSteps(self.tx, params, updates=self.returns_updates, donate=True)
+        grads = make_grads(params)
+        if self.name in PER_EXAMPLE:
+            grads = jax.tree.map(lambda g: jnp.stack([g, 6 * g]), grads)
+        return TwoSteps(self.tx, params, grads, updates=self.returns_updates, donate=True)

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import slalom as sl
-from helpers import after_training, assert_close, sampled
+from helpers import after_steps, after_training, assert_close, sampled
 
 FORMS = ("residuals", "parameters")
 
@@ -235,15 +235,9 @@ def test_only_partition_and_ensembles_see_their_own_columns(x64):
     new, _, _ = step(p, sl.Optimizer(tx, p, trainable=bias), *data)
     np.testing.assert_allclose(p["b"] - new["b"], expected, rtol=1e-9)
 
-    p, data = problem(jnp.float64)
-    loss_fn = sl.LeastSquares(residual)
-
     def run(scale, tx):
         q = jax.tree.map(lambda x: x * scale, p)
-        opt = sl.Optimizer(tx, q)
-        for _ in range(2):
-            q, opt = opt.step(q, q, residuals=loss_fn.on(*data))
-        return q
+        return after_steps(tx, 2, q, q, residuals=LEAST_SQUARES.on(*data))[0]
 
     for tx in (sl.gauss_newton(), sl.levenberg_marquardt(scaling="columns")):
         together = jax.jit(jax.vmap(functools.partial(run, tx=tx)))(jnp.array([1.0, 2.0]))

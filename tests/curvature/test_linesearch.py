@@ -7,13 +7,22 @@ import optax
 import pytest
 
 import slalom as sl
-from helpers import Counting, after_training, assert_close, lenient, trajectory
+from helpers import Counting, after_steps, after_training, assert_close, lenient, trajectory
 
 STEPS = 40
 
 
 def rosenbrock(x):
     return 100 * (x[1] - x[0] ** 2) ** 2 + (1 - x[0]) ** 2
+
+
+CALLS = []
+
+
+def counted(x):
+    """Its evaluations are in `CALLS`."""
+    jax.debug.callback(lambda: CALLS.append(None))
+    return rosenbrock(x)
 
 
 def himmelblau(x):
@@ -150,50 +159,38 @@ def test_a_search_evaluates_once_for_each_rate_and_traces_the_loss_twice():
     after_training(sl.train_step(loss_fn), sl.lbfgs(memory_size=2), 3, jnp.zeros(2))
     assert loss_fn.traces == 2
 
-    calls = []
-
-    def loss_fn(x):
-        jax.debug.callback(lambda: calls.append(None))
-        return rosenbrock(x)
-
     params = jnp.array([-1.0, 2.0])
     grad = jax.grad(rosenbrock)(params)
     for search in (sl.ScaleByZoomLinesearch(20), sl.ScaleByBacktrackingLinesearch(40)):
-        calls.clear()
+        CALLS.clear()
         opt = sl.Optimizer(sl.sgd(1.0) | search, params)
-        known = {"value": rosenbrock(params), "grad": grad, "value_fn": loss_fn}
+        known = {"value": rosenbrock(params), "grad": grad, "value_fn": counted}
         _, opt = opt.step(params, grad, **known)
         jax.effects_barrier()
-        assert len(calls) == int(opt.metrics["num_linesearch_steps"]) > 3
+        assert len(CALLS) == int(opt.metrics["num_linesearch_steps"]) > 3
 
 
 @pytest.mark.slow
 @searches
 def test_reuse_spares_the_evaluation_that_the_search_has_made(name):
-    calls = []
-
-    def loss_fn(x):
-        jax.debug.callback(lambda: calls.append(None))
-        return rosenbrock(x)
-
     tried, paths = {}, {}
     for reuse in (False, True):
         params = jnp.zeros(2)
         opt = sl.Optimizer(sl.lbfgs(memory_size=1, linesearch=SEARCHES[name]), params)
-        step = sl.train_step(loss_fn, reuse_linesearch=reuse, donate=False)
-        calls.clear()
+        step = sl.train_step(counted, reuse_linesearch=reuse, donate=False)
+        CALLS.clear()
         tried[reuse], paths[reuse] = [], []
         for _ in range(4):
             params, opt, loss = step(params, opt)
             tried[reuse].append(int(opt.metrics["num_linesearch_steps"]))
             paths[reuse].append((params, loss))
         jax.effects_barrier()
-        assert len(calls) == sum(tried[reuse]) + (1 if reuse else 4)
+        assert len(CALLS) == sum(tried[reuse]) + (1 if reuse else 4)
     # After a reset there is no gradient to reuse.
-    calls.clear()
+    CALLS.clear()
     step(params, opt.reset(params))
     jax.effects_barrier()
-    assert len(calls) > 1
+    assert len(CALLS) > 1
     assert tried[True] == tried[False]
     assert_close(paths[True], paths[False], rtol=1e-5, atol=1e-6)
 
@@ -318,8 +315,8 @@ def test_the_state_holds_the_loss_and_the_gradient_of_the_new_parameters(name):
 def test_lbfgs_stays_at_a_minimum(name):
     params = grad = jnp.zeros(2, jnp.float16)
     opt = sl.Optimizer(sl.lbfgs(memory_size=2, linesearch=SEARCHES[name]), params)
-    for _ in range(2):
-        params, opt = opt.step(params, grad, value=hill(params), grad=grad, value_fn=hill)
+    known = {"value": hill(params), "grad": grad, "value_fn": hill}
+    params, opt = after_steps(opt, 2, params, grad, **known)
     assert np.all(np.asarray(params) == 0)
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(opt.state))
 

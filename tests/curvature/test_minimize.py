@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_linesearch import CALLS, counted
 
 import slalom as sl
 
@@ -102,16 +103,11 @@ def test_the_gradient_along_a_set_decides(name):
 
 @pytest.mark.slow
 def test_evaluations_are_counted_and_none_is_made_twice():
-    calls = []
-
-    def rosenbrock(p):
-        jax.debug.callback(lambda: calls.append(1))
-        return 100 * (p[1] - p[0] ** 2) ** 2 + (1 - p[0]) ** 2
-
-    found = sl.minimize(rosenbrock, sl.lbfgs(), jnp.array([-1.2, 1.0]), max_steps=100)
+    CALLS.clear()
+    found = sl.minimize(counted, sl.lbfgs(), jnp.array([-1.2, 1.0]), max_steps=100)
     jax.effects_barrier()
     assert found.converged
-    assert int(found.evaluations) == len(calls)
+    assert int(found.evaluations) == len(CALLS)
 
 
 @pytest.mark.slow

@@ -199,20 +199,18 @@ def test_static_arguments_must_hash_and_are_not_mixed_up_across_types():
         seen.append(flag)
         return jnp.sum(model["w"] ** 2)
 
-    model = {"w": jnp.ones(2)}
-    opt = sl.Optimizer(sl.sgd(0.1), model)
+    opt = sl.Optimizer(sl.sgd(0.1), START)
     step = sl.train_step(loss_fn, donate=False)
     for flag in (1, True, 1.0, 1):
-        step(model, opt, flag)
+        step(START, opt, flag)
     assert [(type(flag), flag) for flag in seen] == [(int, 1), (bool, True), (float, 1.0)]
 
     class Settings:
         __hash__ = None
 
-    model = {"w": jnp.ones(2)}
     step = sl.train_step(lambda model, settings: jnp.sum(model["w"]))
     with pytest.raises(TypeError, match=r"'args\.0' of type Settings"):
-        step(model, sl.Optimizer(sl.sgd(0.1), model), Settings())
+        step(START, opt, Settings())
 
 
 @pytest.mark.slow
@@ -232,10 +230,9 @@ def test_a_call_returns_before_its_work_is_done_also_beside_a_runtime_check():
         loss = jnp.sum(model["w"] ** 2)
         return eqx.error_if(loss, loss > 9, "too large") if checked else loss
 
-    model = {"w": jnp.ones(2)}
     step = sl.train_step(loss_fn, donate=False)
     for checked in (True, False):
-        step(model, sl.Optimizer(sl.sgd(0.1), model), checked)
+        step(START, sl.Optimizer(sl.sgd(0.1), START), checked)
     signatures = [*step._program.signatures.values()][-2:]
     assert [one.compiled is one.checked for one in signatures] == [True, False]
 

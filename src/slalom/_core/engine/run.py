@@ -12,7 +12,7 @@ import functools
 import operator
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -100,48 +100,24 @@ def run_rules(
     elif any("params" in run.rule.needs for run in runs):
         params = structure.flatten_up_to(write.at_rest(outer.params))
     clock = outer.context.stored_clock
-    paths = leaf_paths(as_if_decoded(updates)) if clock is not None else [""] * len(leaves)
     for run in runs:
         run.measure(updates, params)
     does = ("advance", "direction")
     done = [run.refresh(leaves, params) for run in runs if run.refreshes_before == "advance"]
     if any(run.rule.reduces or run.refreshes_before == "direction" for run in runs):
         (run,) = runs
-        _over_leaves(runs, ("advance",), leaves, params, paths, clock, False, ())
+        _over_leaves(runs, ("advance",), leaves, params, clock)
         if run.rule.reduces:
             run.reduce(updates, params)
         if run.refreshes_before == "direction":
             run.refresh(leaves, params)
         does = ("direction",)
-    adds = targets is not None
-    results = _over_leaves(runs, does, leaves, params, paths, clock, adds, done)
-    result = structure.unflatten(results)
+    if targets is not None:
+        does = (*does, "add")
+    result = structure.unflatten(_over_leaves(runs, does, leaves, params, clock, done))
     if targets is None and not write.returns:
         result = write(outer.params, result)
     return result, [run.new_state() for run in runs]
-
-
-class _Leaf(NamedTuple):
-    """A leaf of the updates, with the parameter and the inputs of each rule."""
-
-    u: PyTree
-    p: PyTree
-    rules: list[LeafInputs]
-
-
-class _LeafFacts(NamedTuple):
-    """Static facts about a leaf."""
-
-    does: tuple[str, ...]
-    """The phases: `"advance"`, `"direction"`, or both."""
-    rules: tuple[tuple[int, Any], ...]
-    """The number of each rule that acts on it, and the result of its `plans` there."""
-    adds: bool
-    """Whether the result is the new parameter."""
-
-
-_Result: TypeAlias = tuple[Any, list[dict[str, Any]]]
-"""The result at a leaf, and the new fields of each rule that acts there."""
 
 
 def _over_leaves(
@@ -149,65 +125,73 @@ def _over_leaves(
     does: tuple[str, ...],
     leaves: Sequence[Any],
     params: Sequence[Any],
-    paths: Sequence[str],
     clock: Step | None,
-    adds: bool,
-    done: Any,
+    done: Any = (),
 ) -> list[Any]:
     """Runs these phases of all rules leaf by leaf, after `done`."""
-
-    def at_leaf(facts: _LeafFacts, leaf: _Leaf, signal: Array | None) -> _Result:
-        return _at_leaf(runs, facts, leaf, signal)
-
-    if any(under_jit(x) for x in jax.tree.leaves((leaves, [run.columns for run in runs]))):
+    at_leaf = functools.partial(_at_leaf, runs)
+    columns = [run.columns for run in runs]
+    if any(map(under_jit, jax.tree.leaves((leaves, columns)))):
         # Tracing costs 2 ms a leaf in Python; a jit traces once per shape, and XLA inlines it (an
         # `inline=True` would copy its equations for every leaf). Outside a trace it would
         # compile once per call instead, since `at_leaf` is new in every call.
-        at_leaf = jax.jit(at_leaf, static_argnums=0)
+        at_leaf = jax.jit(at_leaf, static_argnums=(0, 1))
     results: list[Any] = []
-    seed_of = seeds_of([name for run in runs for name in run.encoded(paths)], clock)
-    signal = jnp.bool_(False) if blockwise([run.columns for run in runs]) else None
+    seed_of = seeds_of([x for run in runs for x in run.encoded_names()], clock)
+    signal = jnp.bool_(False) if blockwise(columns) else None
     for i, u in enumerate(leaves):
-        acting = [run for run in runs if i in run.positions]
-        plans = [(k, run.plan[run.positions[i]]) for k, run in enumerate(runs) if run in acting]
-        facts = _LeafFacts(does, tuple(plans), adds)
-        if any(run.rule.over == "matrix" for run in acting):
+        at = {k: run.positions[i] for k, run in enumerate(runs) if i in run.positions}
+        plans = tuple((k, runs[k].plan[n]) for k, n in at.items())
+        if any(runs[k].rule.over == "matrix" for k in at):
             u = tree.after(u, done)  # the products of all leaves share scratch memory
-        rules = [
-            run.inputs_of(run.positions[i], None, None, seed_of and run.seeds(paths[i], seed_of))
-            for run in acting
-        ]
-        result, new = at_leaf(facts, _Leaf(u, params[i], rules), signal)
+        inputs = [runs[k].inputs_of(n, None, None, seed_of) for k, n in at.items()]
+        result, new = at_leaf(does, plans, u, params[i], inputs, signal)
         results.append(result)
         done = (result, new)
         signal = signal_of(new, signal)
-        for run, fields in zip(acting, new, strict="advance" in does):
-            run.take(run.positions[i], fields)
+        for (k, n), fields in zip(at.items(), new, strict="advance" in does):
+            runs[k].take(n, fields)
     return results
 
 
 def _at_leaf(
-    runs: Sequence["_RuleStep"], facts: _LeafFacts, leaf: _Leaf, signal: Array | None
-) -> _Result:
-    """The result of all rules at one leaf, and their new fields if they advance."""
-    u = like = decoded_leaf(leaf.u, signal=signal)
-    p = decoded_leaf(leaf.p, like)
+    runs: Sequence["_RuleStep"],
+    does: tuple[str, ...],
+    plans: tuple[tuple[int, Any], ...],
+    u: PyTree,
+    p: PyTree,
+    inputs: list[LeafInputs],
+    signal: Array | None,
+) -> tuple[Any, list[dict[str, Any]]]:
+    """The result of all rules at one leaf, and their new fields if they advance.
+
+    **Arguments:**
+
+    - `runs`: all rules.
+    - `does`: their phases, `"advance"`, `"direction"` or both, and perhaps `"add"`: then the result
+        is the new parameter.
+    - `plans`: the number of each rule that acts on the leaf, and the result of its `plans` there.
+    - `u`, `p`: the update and the parameter, which may be encoded.
+    - `inputs`: the other inputs of each rule.
+    - `signal`: as for `decoded_leaf`.
+    """
+    update = like = decoded_leaf(u, signal=signal)
+    param = decoded_leaf(p, like)
     new: list[dict[str, Any]] = []
-    for (k, plan), at in zip(facts.rules, leaf.rules, strict=True):
+    for (k, plan), at in zip(plans, inputs, strict=True):
         new.append(dict(at.fields))
 
         def store(name: str, value: PyTree, at: LeafInputs = at) -> PyTree:
             new[-1][name], seen = stored_like(at.fields[name], value, at.seeds.get(name))
             return seen
 
-        others = {name: p if name == "p" else x for name, x in at.others.items()}
+        others = {name: param if name == "p" else x for name, x in at.others.items()}
         fields = {name: decoded_leaf(x, like, signal) for name, x in at.fields.items()}
-        inputs = at._replace(u=u, others=others, fields=fields)
-        u = phases(runs[k].part, facts.does, plan, inputs, store)
-    if "direction" not in facts.does:
-        return None, new
-    result = stored_like(leaf.p, tree.add(p, u))[0] if facts.adds else u
-    return result, new if "advance" in facts.does else []
+        here = at._replace(u=update, others=others, fields=fields)
+        update = phases(runs[k].part, does, plan, here, store)
+    if "add" in does:
+        update = stored_like(p, tree.add(param, update))[0]
+    return update, new if "advance" in does else []
 
 
 class _RuleStep:
@@ -290,26 +274,29 @@ class _RuleStep:
         return {name: column[n] for name, column in self.columns.items()}
 
     def inputs_of(
-        self, n: int, u: PyTree, p: PyTree, seeds: dict[str, Any] | None = None
+        self, n: int, u: PyTree, p: PyTree, seed_of: dict[str, Any] | None = None
     ) -> LeafInputs:
         """The inputs of the rule at this position."""
         others = {"params": ("p", p), "grad": ("grad", self.grads[n])}
         needed = dict(others[name] for name in self.rule.needs if name in others)
-        return LeafInputs(u, self.numbers_of(n), needed, self.fields_of(n), seeds or {})
+        fields = self.fields_of(n)
+        seeds = {}
+        if seed_of:
+            seeds = {x: seed_of[self.name_of(x, n)] for x in fields if is_encoded(fields[x])}
+        return LeafInputs(u, self.numbers_of(n), needed, fields, seeds)
 
-    def seeds(self, path: str, seed_of: dict[str, Any]) -> dict[str, Any]:
-        """The seeds of the encoded fields of the leaf where the updates have this path."""
-        names = {name: f"{self.name}.{name}.{path}" for name in self.columns}
-        return {name: seed_of[label] for name, label in names.items() if label in seed_of}
-
-    def encoded(self, paths: Sequence[str]) -> list[str]:
-        """The names of encoded leaves of the state, where the updates have these paths."""
+    def encoded_names(self) -> list[str]:
+        """The names of encoded leaves of the state."""
         return [
-            f"{self.name}.{name}.{paths[i]}"
-            for name, column in self.columns.items()
-            for i, n in self.positions.items()
-            if is_encoded(column[n])
+            self.name_of(field, n)
+            for field, column in self.columns.items()
+            for n, x in enumerate(column)
+            if is_encoded(x)
         ]
+
+    def name_of(self, field: str, n: int) -> str:
+        """The name of the leaf at this position, from which its random bits follow."""
+        return f"{self.name}.{field}.{self.paths[n]}"
 
     def take(self, n: int, fields: dict[str, Any]) -> None:
         """Takes the new state of the leaf at this position."""

@@ -59,37 +59,27 @@ class RuleAt(NamedTuple):
     """The positions of its leaves among all updates."""
 
 
-class Leafwise(NamedTuple):
-    """A transform as rules that can run leaf by leaf, one after the other."""
-
-    rules: list[RuleAt]
-    join: Callable[[list[Any]], Any]
-    """Joins the new states of rules to the state of the transform."""
-
-
 def run_rule(part: Part, write: Writer, updates: PyTree) -> tuple[Any, Any]:
     """The result of one rule, and its new state."""
     number = len(jax.tree.leaves(updates, is_leaf=is_encoded))
-    result, (state,) = run_rules([RuleAt(part, tuple(range(number)))], write, updates, part)
-    return result, state
+    return run_rules(RuleAt(part, tuple(range(number))), write, updates, part)
 
 
-def run_rules(
-    rules: Sequence[RuleAt], write: Writer, updates: PyTree, outer: Part
-) -> tuple[Any, list[Any]]:
+def run_rules(rules: PyTree, write: Writer, updates: PyTree, outer: Part) -> tuple[Any, Any]:
     """Runs rules at every leaf, one rule after the other.
 
     **Arguments:**
 
-    - `rules`: the rules, first to last.
+    - `rules`: a tree of rules, first to last.
     - `write`: as for `AbstractTransform.run`.
     - `updates`: the gradients, which may be encoded.
     - `outer`: the parameters and the context that the rules see.
 
-    **Returns:** the result of `write`, and the new states of the rules.
+    **Returns:** the result of `write`, and the tree with the new state of each rule.
     """
     leaves, structure = jax.tree.flatten(updates, is_leaf=is_encoded)
-    runs = [_RuleStep(rule, updates, outer) for rule in rules]
+    at, nesting = jax.tree.flatten(rules, is_leaf=lambda x: isinstance(x, RuleAt))
+    runs = [_RuleStep(rule, updates, outer) for rule in at]
     targets = None
     if outer.params is not None and (write is ADD or any(blockwise(run.columns) for run in runs)):
         # Elsewhere a policy has its own way to split a sum in place.
@@ -117,7 +107,7 @@ def run_rules(
     result = structure.unflatten(_over_leaves(runs, does, leaves, params, clock, done))
     if targets is None and not write.returns:
         result = write(outer.params, result)
-    return result, [run.new_state() for run in runs]
+    return result, nesting.unflatten(run.new_state() for run in runs)
 
 
 def _over_leaves(

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, PyTree
 
 from ...tree.types import Params, Updates
 from ..engine.encoded import is_encoded
-from ..engine.run import Leafwise, RuleAt, run_rules
+from ..engine.run import RuleAt, run_rules
 from ..text.printing import Call, Infix
 from .bases import AbstractParameterWriter, AbstractStatelessTransform
 from .context import Context
@@ -112,24 +112,19 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
                 updates, state = rest[0].run(inner_write, updates)
                 states.append(state)
                 continue
-            rules = [rule for one in group for rule in one.rules]
-            updates, new = run_rules(rules, inner_write, updates, here)
-            states += _joined(group, new)
+            updates, new = run_rules(group, inner_write, updates, here)
+            states += new
         return updates, tuple(states)
 
     def ask(self, here: Part, loss: Loss) -> Loss:
         return loss.inside(here, in_sequence=True)
 
-    def leafwise(self, here: Part, leaves: tuple[int, ...]) -> Leafwise | None:
-        links = [
+    def leafwise(self, here: Part, leaves: tuple[int, ...]) -> PyTree | None:
+        links = tuple(
             link.module.leafwise(link._replace(path=here.path + link.path), leaves)
             for link in here.children()
-        ]
-        if any(link is None for link in links):
-            return None
-
-        rules = [rule for link in links for rule in link.rules]
-        return Leafwise(rules, lambda states: tuple(_joined(links, states)))
+        )
+        return None if any(link is None for link in links) else links
 
     def children(self, here: Part) -> tuple[Part, ...]:
         states = (None,) * len(self.links) if here.state is None else here.state
@@ -193,21 +188,15 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
         return Infix("|", pieces, one_per_line=True) if len(pieces) > 1 else pieces[0]
 
 
-def _leafwise(links: Sequence[Part], updates: PyTree) -> list[Leafwise]:
+def _leafwise(links: Sequence[Part], updates: PyTree) -> list[PyTree]:
     """The first of these links, as far as they can run together leaf by leaf."""
     leaves = tuple(range(len(jax.tree.leaves(updates, is_leaf=is_encoded))))
     first, rest = [], links
     if isinstance(links[0].module, AbstractRule) and links[0].module.leads_leafwise:
         links[0].refuse_parts(updates)
-        first, rest = [Leafwise([RuleAt(links[0], leaves)], lambda states: states[0])], links[1:]
+        first, rest = [RuleAt(links[0], leaves)], links[1:]
     others = (link.module.leafwise(link, leaves) for link in rest)
     return [*first, *itertools.takewhile(lambda group: group is not None, others)]
-
-
-def _joined(groups: Sequence[Leafwise], states: Sequence[Any]) -> list[Any]:
-    """The state of each of these transforms, from the states of all their rules."""
-    rest = iter(states)
-    return [group.join(list(itertools.islice(rest, len(group.rules)))) for group in groups]
 
 
 def first_link(transform: AbstractTransform) -> AbstractTransform:

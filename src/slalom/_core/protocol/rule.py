@@ -12,7 +12,7 @@ from ...tree.types import Params
 from ..engine.at_step import STEP
 from ..engine.matrices import for_each_matrix, on_automatic_axes
 from ..engine.phases import Sums
-from ..engine.run import Leafwise, RuleAt, run_rule
+from ..engine.run import RuleAt, run_rule
 from .bases import AbstractRunTransform
 from .parts import Part
 from .transform import State
@@ -283,7 +283,5 @@ class AbstractRule(AbstractRunTransform[State]):
         """
         return self.over in ("number", "sums") and not (self.reduces or self.refreshes)
 
-    def leafwise(self, here: Part, leaves: tuple[int, ...]) -> Leafwise | None:
-        if not self.elementwise:
-            return None
-        return Leafwise([RuleAt(here, leaves)], lambda states: states[0])
+    def leafwise(self, here: Part, leaves: tuple[int, ...]) -> RuleAt | None:
+        return RuleAt(here, leaves) if self.elementwise else None

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, cast, overlo
 from jaxtyping import Array, Bool, Int
 
 from ... import tree
-from ...tree.types import Gradients, Params, Updates
-from ..engine.run import Leafwise
+from ...tree.types import Gradients, Params, PyTree, Updates
 from ..fields.declare import read_numbers
 from ..fields.schedule import read_number
 from ..methods.fluent import FLUENT, AbstractFluent
@@ -231,13 +230,15 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
         updates, state = pair(self, self.update(updates, here.state, seen, here.context))
         return write(here.params, updates), state
 
-    def leafwise(self, here: Part, leaves: tuple[int, ...]) -> Leafwise | None:
+    def leafwise(self, here: Part, leaves: tuple[int, ...]) -> PyTree | None:
         """The rules of this transform, if they can run leaf by leaf together with others.
 
         **Arguments:**
 
         - `here`: this transform with its state, the context and the parameters.
         - `leaves`: the positions of its leaves among all updates.
+
+        **Returns:** a `RuleAt`, or a tree of them like the state of this transform, or `None`.
         """
         return None
 

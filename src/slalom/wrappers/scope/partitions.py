@@ -9,7 +9,6 @@ import jax
 from jaxtyping import Array, Bool
 
 from ... import tree
-from ..._core.engine.run import Leafwise
 from ..._core.methods.fluent import AbstractFluent
 from ..._core.protocol.parts import Part, segments, transforms
 from ..._core.protocol.transform import AbstractTransform, require_transform
@@ -71,7 +70,7 @@ class Mask(_AbstractCut):
     def _outside(self, write: Writer, params: Params | None, updates: Updates) -> Any:
         return write(params, updates)
 
-    def leafwise(self, here: Part, leaves: tuple[int, ...]) -> Leafwise | None:
+    def leafwise(self, here: Part, leaves: tuple[int, ...]) -> PyTree | None:
         if here.params is None:
             return None
         keep = mask(self.where, here.params)

@@ -25,6 +25,7 @@ BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 POLICIES = ("master", "kahan", "ecc", "stochastic")
 KEPT = POLICIES[:3]
 W = sl.where.path("w")
+BALL = sl.projections.l2_ball(2.0)
 STEPS = 40
 
 
@@ -138,8 +139,10 @@ AS_IN_FLOAT32 = {
     "lookahead, reset": lambda tx, write: write(tx.lookahead(3, 0.5, reset_state=True)),
     "average": lambda tx, write: write(tx.every_k(2).average(0.9)),
     "schedule_free": lambda tx, write: write(sl.sgd(1e-4).schedule_free()),
-    "project": lambda tx, write: write(tx.project(sl.projections.l2_ball(2.0), where=W)),
-    "project, paced": lambda tx, write: write(tx.every_k(2).project(sl.projections.l2_ball(2.0))),
+    "project": lambda tx, write: write(tx.project(BALL, where=W)),
+    "project, average": lambda tx, write: write(tx.average(0.9).project(BALL)),
+    "project, lookahead": lambda tx, write: write(tx.lookahead(2, 0.5).project(BALL)),
+    "project, paced": lambda tx, write: write(tx.every_k(2).project(BALL)),
     "partition": lambda tx, write: write(tx).partition({W: write(sl.sgd(1e-4))}),
     "graft": lambda tx, write: write(tx.partition({W: GRAFTED})),
     "record": lambda tx, write: write(tx.record()).record(),

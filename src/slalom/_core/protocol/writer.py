@@ -113,7 +113,7 @@ class Writer:
     def new_params(self, params: Params, result: PyTree) -> Params:
         """The parameters that a result leads to."""
         result = without_measurements(result)
-        return _full(result) if self.adds else tree.add(params, result)
+        return _full(result) if self.adds else tree.add(self.full(params), result)
 
     def assigning(self, new: Params) -> "Writer":
         """The same write, but with given new parameters in place of the sum.

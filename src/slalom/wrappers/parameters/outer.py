@@ -140,8 +140,7 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
             result: PyTree, slow: PyTree, outer_state: PyTree, inner: PyTree
         ) -> tuple[Any, Any, Any, Any]:
             full = write.full(params)
-            new = tree.add(full, result) if write.returns else write.new_params(params, result)
-            new = here.context.constrained(new)
+            new = here.context.constrained(write.new_params(params, result))
             back = tree.map_leaves(lambda _, s, f: s - f, (slow, new))
             part = outer._replace(state=outer_state, params=slow)
             change, outer_state = part.run(RETURN, back)

@@ -218,7 +218,6 @@ def test_residuals_may_have_one_mode_of_differentiation(x64, rule, mode):
     p, x = {"a": jnp.array(1.0), "b": jnp.array(0.0)}, jnp.linspace(0, 1, 7)
     found = sl.minimize(loss_fn, RULES[rule], p, x, 2 * jnp.exp(-x), max_steps=60)
     assert found.converged
-    step = sl.train_step(loss_fn)
-    p, _, _ = after_training(step, RULES[rule], 20, p, x, 2 * jnp.exp(-x))
+    p, _, _ = after_training(sl.train_step(loss_fn), RULES[rule], 20, p, x, 2 * jnp.exp(-x))
     for fitted in (found.model, p):
         np.testing.assert_allclose([fitted["a"], fitted["b"]], [2, -1], rtol=1e-5)

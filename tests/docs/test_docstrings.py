@@ -65,13 +65,11 @@ def public_names():
     """Every public class and function by its name, and every method that it defines anew."""
     for path, value in public_objects():
         own = getattr(value, "__module__", "").startswith("slalom")
-        if not own or not (inspect.isclass(value) or inspect.isfunction(value)):
-            continue  # aliases of types
-        if path.startswith(("slalom.tree.", "slalom.interop.")):
-            continue
-        yield path, value
-        if inspect.isclass(value):
-            yield from methods(path, value)
+        is_alias = not (inspect.isclass(value) or inspect.isfunction(value))
+        if own and not is_alias and not path.startswith(("slalom.tree.", "slalom.interop.")):
+            yield path, value
+            if inspect.isclass(value):
+                yield from methods(path, value)
 
 
 def methods(path, cls):

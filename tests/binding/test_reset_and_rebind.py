@@ -408,6 +408,26 @@ CHANGED = {
 }
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        lambda on: sl.ScaleByRms(bias_correction=on),
+        lambda on: sl.ScaleByStddev(bias_correction=on),
+        lambda on: sl.Ema(0.9, debias=on),
+    ],
+)
+def test_means_of_unknown_age_start_again_where_their_bias_is_corrected(rule):
+    model, grads = {"w": jnp.ones(3)}, {"w": jnp.array([1.0, -2.0, 3.0])}
+    opt = sl.Optimizer(rule(False), model)
+    for _ in range(5):
+        model, opt = opt.step(model, grads)
+    rebound, report = opt.rebind(model, tx=rule(True))
+    assert all(path.endswith(".w") for path in report.reshaped)
+    assert not report.carried
+    expected = sl.Optimizer(rule(True), model).step(model, grads)[0]
+    assert_close(rebound.step(model, grads)[0], expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("model", CHANGED.values(), ids=CHANGED)
 def test_the_report_lists_each_path_once(model):
     b = sl.where.ndim(1)

@@ -272,9 +272,10 @@ def _fitting(
         and same_kind(before.leaves[j], after.leaves[i])
         and (after.places[i].mark != PER_LEAF or before.params == after.params)
     }
-    aged = nodes_with_ages(after.places)
+    aged, were_aged = (nodes_with_ages(side.places) for side in (after, before))
     owners = {i: (s.node, s.param) for i, s in enumerate(after.places) if s.node in aged}
-    torn = {owner for i, owner in owners.items() if owner[1] is not None and i not in fits}
+    whole = {i for i, j in fits.items() if before.places[j].node in were_aged}
+    torn = {owner for i, owner in owners.items() if owner[1] is not None and i not in whole}
     return {i: j for i, j in fits.items() if owners.get(i) not in torn}
 
 

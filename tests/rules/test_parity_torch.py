@@ -1,7 +1,6 @@
-"""Rules and recipes walk the paths that pytorch-optimizer walks.
+"""Rules and recipes walk the paths that torch.optim and pytorch-optimizer walk."""
 
-`io/test_migration.py` has those of torch.optim.
-"""
+import functools
 
 import equinox as eqx
 import jax
@@ -29,6 +28,39 @@ def torch_trajectory(make, options, params, grads):
         optimizer.step()
         history.append([x.detach().numpy().copy() for x in tensors])
     return structure.unflatten([np.stack(column) for column in zip(*history, strict=True)])
+
+
+NAG = sl.sgd(0.1, 0.9, nesterov=True)
+RPROP = sl.rprop(0.1, 0.6, 1.5, 0.05, 0.2)
+rmsprop = functools.partial(sl.rmsprop, 0.01, 0.9, eps_in_sqrt=False)
+TORCH = [
+    ("SGD", NAG, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    # Weight decay as a part of the gradient.
+    ("SGD", sl.AddDecayedWeights(0.1) | sl.sgd(0.1), {"lr": 0.1, "weight_decay": 0.1}),
+    ("Adam", sl.AddDecayedWeights(0.1) | sl.adam(0.01), {"lr": 0.01, "weight_decay": 0.1}),
+    ("Adam", sl.adam(0.01, 0.8, 0.95, 1e-3), {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-3}),
+    ("AdamW", sl.adamw(0.01, weight_decay=0.1), {"lr": 0.01, "weight_decay": 0.1}),
+    ("Adamax", sl.adamax(0.01, 0.8, 0.9, 1e-2), {"lr": 0.01, "betas": (0.8, 0.9), "eps": 1e-2}),
+    # PyTorch divides the root, not what it adds ε to, by 1 − β₂ᵗ: ε counts for more there.
+    ("RAdam", sl.radam(0.01), {"lr": 0.01}),
+    ("RAdam", sl.radam(0.01, 0.8, 0.9, 1e-12), {"lr": 0.01, "betas": (0.8, 0.9), "eps": 1e-12}),
+    ("Adagrad", sl.adagrad(0.1, 0.0, 0.0), {"lr": 0.1}),
+    ("Adadelta", sl.adadelta(0.5, 0.8, 1e-5), {"lr": 0.5, "rho": 0.8, "eps": 1e-5}),
+    ("Adadelta", sl.adadelta(weight_decay=0.1), {"lr": 1.0, "weight_decay": 0.1}),
+    ("Rprop", RPROP, {"lr": 0.1, "etas": (0.6, 1.5), "step_sizes": (0.05, 0.2)}),
+    ("RMSprop", rmsprop(momentum=0.9), {"lr": 0.01, "alpha": 0.9, "momentum": 0.9}),
+    ("RMSprop", rmsprop(centered=True), {"lr": 0.01, "alpha": 0.9, "centered": True}),
+]
+
+
+@pytest.mark.parametrize(("rule", "ours", "options"), TORCH, ids=[row[0] for row in TORCH])
+def test_same_path_as_torch(rule, ours, options):
+    torch = pytest.importorskip("torch", reason="PyTorch is in no extra")
+    params = nested_dict(jax.random.key(0))
+    grads = gradients(params, STEPS)
+    found, _ = slalom_trajectory(ours, params, grads)
+    theirs = torch_trajectory(getattr(torch.optim, rule), options, params, grads)
+    assert_close(found, theirs, rtol=1e-5, atol=1e-6)
 
 
 PACKAGE = [

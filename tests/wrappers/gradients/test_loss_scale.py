@@ -52,7 +52,7 @@ def own_scales(initial, interval, finite):
 
 
 def by_the_rule(scale, interval, finite):
-    """The scale after each step of `torch.amp.GradScaler`."""
+    """The scale after each step, written out."""
     scales, in_a_row = [], 0
     for is_finite in finite:
         in_a_row = in_a_row + 1 if is_finite else 0
@@ -87,6 +87,24 @@ def test_the_scale_follows_the_rule_is_1_without_it_and_prints_as_given():
     tx = sl.wrappers.ScaleLoss(sl.sgd(0.1), np.float32(8), 5)
     assert repr(tx) == "sl.ScaleByLearningRate(0.1).scale_loss(8.0, growth_interval=5)"
     assert tx == copy.deepcopy(tx) == sl.sgd(0.1).scale_loss(8, 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("interval", [1, 2, 3])
+def test_the_scale_follows_grad_scaler(interval):
+    torch = pytest.importorskip("torch", reason="the reference is torch.amp.GradScaler")
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=interval)
+    weight = torch.nn.Parameter(torch.ones(()))
+    optimizer = torch.optim.SGD([weight], lr=0.125)
+    scales = []
+    for is_finite in FINITE:
+        optimizer.zero_grad()
+        scaler.scale(weight * (1.0 if is_finite else float("inf"))).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    own, weights, _ = own_scales(8.0, interval, FINITE)
+    assert (own, weights[-1]) == (scales, weight.item())
 
 
 @pytest.mark.slow

@@ -169,11 +169,11 @@ def random_bits(
     first, second = seeds
     sharding = jax.typeof(like).sharding
     explicit = any(entry is not None for entry in sharding.spec)
-    where = positions(like.shape, sharding if explicit else None)
+    where = flat_positions(like.shape, sharding if explicit else None)
     return hashed(where ^ first, second)
 
 
-def positions(shape: tuple[int, ...], sharding: Any = None) -> UInt32[Array, "*shape"]:
+def flat_positions(shape: tuple[int, ...], sharding: Any = None) -> UInt32[Array, "*shape"]:
     """The position of each number in the flat array, modulo 2³²."""
     total, stride = jnp.uint32(0), 1
     for axis in reversed(range(len(shape))):

@@ -20,7 +20,7 @@ from ..._core.protocol.context import Context
 from ...tree.dtypes import accumulation_dtype, cast, cast_like, real_dtype
 from ...tree.leaves import false_after, map_leaves, once_known, scale
 from ...tree.paths import CodeKey, check_same_structure, dotted, leaf_paths
-from ...tree.rounding import hashed, positions, scramble
+from ...tree.rounding import flat_positions, hashed, scramble
 from ...tree.sharding import placed_like, reshaped
 from ...tree.tracing import as_arguments
 from ...tree.types import Scalar, Step, under_jit
@@ -365,7 +365,7 @@ def random_bits(seed: UInt32[Array, ""], shape: tuple[int, ...]) -> Array:
     It is elementwise, so it needs no memory, and gives the same bits however an array is sharded.
     JAX's own generator would write them to memory. The high bits are better than the low ones.
     """
-    return hashed(positions(shape) + seed)
+    return hashed(flat_positions(shape) + seed)
 
 
 def uniform(bits: UInt32[Array, "*shape"]) -> Float[Array, "*shape"]:

@@ -15,7 +15,7 @@ from benchmarks.learning.runs import FULL, QUICK, Runs
 from benchmarks.learning.tasks import TASKS, Task
 from benchmarks.learning.tasks.burgers import exact
 
-from helpers import EXHAUSTIVE, SLOW, lenient, sampled
+from helpers import lenient, sampled
 
 PNG = b"\x89PNG"
 PRESENT = [name for name, recipe in RECIPES.items() if recipe.exists(name)]
@@ -184,10 +184,7 @@ def test_each_optimizer_of_the_comparison_lowers_the_loss(name):
     assert found.final < start
 
 
-# The larger text task is the other one with other numbers.
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=EXHAUSTIVE if n == "text-large" else SLOW) for n in TASKS]
-)
+@pytest.mark.parametrize("name", sampled(TASKS))
 def test_each_task_has_a_finite_score_at_the_start(name):
     with lenient():
         task = TASKS[name]()

@@ -11,7 +11,7 @@ import jax
 from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
-from ...tree.sharding import constrain, is_on_host, may_be_at, to_device, to_host
+from ...tree.sharding import constrain, is_on_host, may_be_at, mesh_sharding, to_device, to_host
 from ...tree.types import is_function
 
 
@@ -127,12 +127,12 @@ class Signature:
     - `statics`: the static leaves, by position.
     - `carried`: the positions of the leaves that get new values.
     - `donated`: those of them that are donated.
-    - `shardings`: for each carried leaf its sharding on a mesh, or `None`; empty without a mesh.
     - `forget`: called when one of the static leaves dies, with its dead reference.
     """
 
     compiled: Any
-    """The compiled function of the arrays to donate and of the other arrays."""
+    """The compiled function of the arrays to donate, of the other arrays, and of `shardings`, which
+    are static."""
     nested: Any
     """The same without donation, for calls under another transformation."""
     checked: Any
@@ -144,14 +144,12 @@ class Signature:
         statics: dict[int, Any],
         carried: tuple[int, ...],
         donated: tuple[int, ...],
-        shardings: Homes = (),
         forget: Callable[[Any], None] = lambda dead: None,
     ):
         self.structure = structure
         self._statics = {i: reference(x, forget) for i, x in statics.items()}
         self.carried = carried
         self.donated = donated
-        self.shardings = shardings
         self.calls: list[int] | None = None
         """The number of calls, if it is counted."""
         others = {*donated, *statics}
@@ -171,6 +169,12 @@ class Signature:
     def separate(self, leaves: list[Any]) -> tuple[list[Any], list[Any]]:
         """The arrays to donate among the leaves, and the other arrays."""
         return [leaves[i] for i in self.donated], [leaves[i] for i in self.kept]
+
+    def shardings(self, leaves: list[Any]) -> Homes:
+        """The sharding on a mesh of each carried leaf, or `None`; empty without a mesh."""
+        if not self.carried or mesh_sharding(leaves[self.carried[0]]) is None:
+            return ()
+        return tuple(mesh_sharding(leaves[i]) for i in self.carried)
 
     def arguments(self, donated: list[Any], kept: list[Any]) -> PyTree:
         """Undoes `separate`: the arguments as the caller passed them."""
@@ -196,8 +200,8 @@ class Signature:
         for i in self.carried:
             leaves[i] = to_device(leaves[i])
         new, other = body(structure.unflatten(leaves))
-        if shardings := self.shardings or homes:
-            pairs = zip(new, shardings, strict=True)
-            new = [x if sharding is None else constrain(x, sharding) for x, sharding in pairs]
+        if homes:
+            pairs = zip(new, homes, strict=True)
+            new = [x if home is None else constrain(x, home) for x, home in pairs]
         new = [to_host(x) if host else x for x, host in zip(new, on_host, strict=True)]
         return [new[k] for k in self._order], other

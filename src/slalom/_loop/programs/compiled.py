@@ -149,12 +149,13 @@ def trainable(inputs: Any) -> Flags:
     return {"model": split(inputs.model, inputs.opt.binding.trainable).flags}
 
 
-def homes(inputs: Any, *, model: bool = True, state: bool = True) -> Homes:
+def homes(inputs: Any, carried: Flags) -> Homes:
     """The shardings at binding of the leaves that a step changes. Tracers do not show them."""
     known = inputs.opt.binding.sharding
     if known is None:
         return ()
-    return (*(known.params if model else ()), *(known.state if state else ()))
+    params = known.params if "model" in carried else ()
+    return (*params, *known.state) if "opt" in carried else params
 
 
 def _step(inputs: StepInputs) -> tuple[list[Array], None]:
@@ -192,12 +193,8 @@ def _evaluate(inputs: EvalInputs) -> tuple[list[Array], None]:
     return jax.tree.leaves(params), None
 
 
-_homes_of_params = functools.partial(homes, state=False)
-compiled_evaluation = Program(_evaluate, trainable, homes=_homes_of_params, family=family_of)
+compiled_evaluation = Program(_evaluate, trainable, homes=homes, family=family_of)
 compiled_step = Program(_step, carried, homes=homes, watched="opt.step", family=family_of)
 compiled_update = Program(
-    _update,
-    functools.partial(carried, model=False),
-    homes=functools.partial(homes, model=False),
-    family=family_of,
+    _update, functools.partial(carried, model=False), homes=homes, family=family_of
 )

@@ -29,7 +29,6 @@ from jaxtyping import PyTree
 
 from ...tree.packed import pack, unpack
 from ...tree.paths import dotted
-from ...tree.sharding import mesh_sharding
 from ...tree.tracing import equations
 from ...tree.types import Tracer, is_deleted, under_jit
 from ..binding.binding import named_leaves
@@ -72,9 +71,9 @@ class Program(Generic[Arguments, Other]):
         and any other tree.
     - `carried`: maps the arguments to the flags of the leaves that are carried. Called once per
         structure.
-    - `homes`: maps the arguments to the sharding of each carried leaf, or to `()` if these are not
-        known, which is the default. It is asked only under an outer `jit`, whose tracers do not
-        show them.
+    - `homes`: maps the arguments and the flags of what is carried to the sharding of each carried
+        leaf, or to `()` if these are not known, which is the default. It is asked only under an
+        outer `jit`, whose tracers do not show them.
     - `donated`: the same as `carried` for the leaves that are donated, all of them carried.
         Defaults to none.
     - `watched`: what the user calls, such as `opt.step`, to warn of functions that are new and of
@@ -86,7 +85,7 @@ class Program(Generic[Arguments, Other]):
     body: Body[Arguments, Other]
     carried: Callable[[Arguments], Flags]
     _: dataclasses.KW_ONLY
-    homes: Callable[[Arguments], Homes] = lambda arguments: ()
+    homes: Callable[[Arguments, Flags], Homes] = lambda arguments, carried: ()
     donated: Callable[[Arguments], Flags] | None = None
     watched: str | None = None
     family: Callable[[Arguments], dict[Any, Any]] | None = None
@@ -106,12 +105,13 @@ class Program(Generic[Arguments, Other]):
             signature, packed = self._inline(arguments, leaves, structure, kinds)
         else:
             signature = self._signature(arguments, leaves, structure, kinds)
+            shardings = signature.shardings(leaves)
             donated, kept = self._checked(signature, arguments, leaves)
             try:
-                packed = signature.compiled(_unshared(donated, kept), kept)
+                packed = signature.compiled(_unshared(donated, kept), kept, shardings)
             except _HasRuntimeChecks:
                 signature.compiled = signature.checked
-                packed = signature.checked(donated, kept)
+                packed = signature.checked(donated, kept, shardings)
             except (RuntimeError, ValueError):
                 # This call deletes all arrays that it donates, or none, and no others.
                 lost = [x.is_deleted() for x in donated]
@@ -134,7 +134,7 @@ class Program(Generic[Arguments, Other]):
         """The lowered program for these arguments, for inspection."""
         leaves, kinds, arguments = _with_arrays(arguments)
         signature = self._signature(arguments, leaves, jax.tree.structure(arguments), kinds)
-        return signature.compiled.lower(*signature.separate(leaves))
+        return signature.compiled.lower(*signature.separate(leaves), signature.shardings(leaves))
 
     def _checked(
         self, signature: Signature, arguments: Arguments, leaves: list[Any]
@@ -144,7 +144,7 @@ class Program(Generic[Arguments, Other]):
         if self.watched is not None:
             if signature.calls is None:
                 loss_fn = innermost(getattr(arguments, "loss", None))
-                shapes = [np.shape(leaves[i]) for i in carried], signature.shardings
+                shapes = [np.shape(leaves[i]) for i in carried]
                 known = signature.structure, signature.statics, shapes
                 signature.calls = watch(self.watched, loss_fn, *known)
             signature.calls[0] += 1
@@ -165,13 +165,15 @@ class Program(Generic[Arguments, Other]):
             # Not cached: a function among the arguments may hold tracers of this trace.
             statics = {i: leaves[i] for i, kind in enumerate(kinds) if kind == _STATIC}
             signature = Signature(structure, statics, *self._positions(arguments, statics))
-            return signature, signature.run(self.body, arguments, self.homes(arguments))
+            homes = self.homes(arguments, self.carried(arguments))
+            return signature, signature.run(self.body, arguments, homes)
         # Under an eager `vmap` or `grad`, a jit makes one program of the step.
         signature = self._signature(arguments, leaves, structure, kinds)
+        shardings = signature.shardings(leaves)
         try:
-            return signature, signature.nested(*signature.separate(leaves))
+            return signature, signature.nested(*signature.separate(leaves), shardings)
         except _HasRuntimeChecks:
-            return signature, signature.run(self.body, arguments)
+            return signature, signature.run(self.body, arguments, shardings)
 
     def _signature(
         self, arguments: Arguments, leaves: list[Any], structure: Any, kinds: list[int]
@@ -191,15 +193,7 @@ class Program(Generic[Arguments, Other]):
                 signatures.clear()
             positions = self._positions(arguments, statics)
             signature = self._add(signatures, key, structure, statics, *positions)
-        if not signature.carried or mesh_sharding(leaves[signature.carried[0]]) is None:
-            return signature
-        shardings = tuple(mesh_sharding(leaves[i]) for i in signature.carried)
-        on_mesh = signatures.get((key, shardings))
-        if on_mesh is None:
-            positions = signature.carried, signature.donated
-            key = (key, shardings)
-            on_mesh = self._add(signatures, key, structure, statics, *positions, shardings)
-        return on_mesh
+        return signature
 
     def _positions(
         self, arguments: Arguments, statics: dict[int, Any]
@@ -228,25 +222,25 @@ class Program(Generic[Arguments, Other]):
         of_this = weakref.ref(signature)
         body = self.body
 
-        def run(donated: list[Any], kept: list[Any]) -> PyTree:
+        def run(donated: list[Any], kept: list[Any], shardings: Homes) -> PyTree:
             now = of_this()
             assert now is not None
-            return pack(now.run(body, now.arguments(donated, kept)))
+            return pack(now.run(body, now.arguments(donated, kept), shardings))
 
-        def program(donated: list[Any], kept: list[Any]) -> PyTree:
+        def program(donated: list[Any], kept: list[Any], shardings: Homes) -> PyTree:
             compiling()
             # Traced here and inlined below, so that the body runs once and its program can be
             # searched for runtime checks before it is compiled. The trace of a new object is not
             # kept.
-            inner = jax.jit(functools.partial(run), inline=True)
+            inner = jax.jit(functools.partial(run, shardings=shardings), inline=True)
             if _has_runtime_checks(inner.trace(donated, kept).jaxpr.jaxpr):
                 raise _HasRuntimeChecks
             return inner(donated, kept)
 
         program.__name__ = program.__qualname__ = body.__name__.strip("_")
-        signature.nested = signature.compiled = jax.jit(program)
+        signature.nested = signature.compiled = jax.jit(program, static_argnums=2)
         if self.donated is not None:
-            signature.compiled = jax.jit(program, donate_argnums=0)
+            signature.compiled = jax.jit(program, static_argnums=2, donate_argnums=0)
         signature.checked = eqx.filter_jit(run)
         return signature
 

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 import jax
@@ -184,18 +185,17 @@ class TrainStep(Generic[P, R]):
         self, program: Program[TrainingInputs, Any], inputs: TrainingInputs
     ) -> tuple[Any, ...]:
         """The results of a call."""
-        if self.options.donate is False:
-            results, guarded = _unpacked(*program(inputs))
-        else:
-            count = inputs.opt.arrays.count
-            if not is_deleted(count):  # otherwise the caller has yet to fetch the results
-                self.last = None
-            with HeldSignals(inputs) as held:
-                results, guarded = _unpacked(*program(inputs))
-                # Whatever the caller does next, a signal may come before the assignment. Under an
-                # outer transformation nothing was donated, and tracers must not be kept.
-                if is_deleted(count):
-                    self.last = results
+        count = inputs.opt.arrays.count
+        if not is_deleted(count):  # otherwise the caller has yet to fetch the results
+            self.last = None
+        with nullcontext() if self.options.donate is False else HeldSignals(inputs) as held:
+            after, (others, guarded) = program(inputs)
+            results = (after.model, after.opt, *others)
+            # Whatever the caller does next, a signal may come before the assignment. Under an
+            # outer transformation nothing was donated, and tracers must not be kept.
+            if is_deleted(count):
+                self.last = results
+        if held is not None:
             held.deliver()
         if guarded and not any(isinstance(x, Tracer) for x in jax.tree.leaves(guarded)):
             check_guarded(results[1], guarded, results)
@@ -277,12 +277,6 @@ def _no_optimizer(model: Any, opt: Any) -> str:
             'path, model=model, opt=opt)` and `model, opt = loaded["model"], loaded["opt"]`.'
         )
     return f"{message} Create one before the loop: `opt = sl.Optimizer(tx, model)`."
-
-
-def _unpacked(after: TrainingInputs, other: Any) -> tuple[tuple[Any, ...], list[Any]]:
-    """The results for the caller, and what guards the steps."""
-    others, guarded = other
-    return (after.model, after.opt, *others), guarded
 
 
 @functools.cache

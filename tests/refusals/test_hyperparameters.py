@@ -55,7 +55,7 @@ def test_types_and_ranges_of_numbers():
 def test_names_dtypes_and_counts():
     with refused(
         TypeError,
-        "A path is a string such as 'learning_rate', got sl.where.path('w') of type _Path",
+        "A path is a string such as 'learning_rate', got sl.where.path('w') of type _Selector",
         ADAM_KNOWS,
     ):
         bound().with_hyperparams({sl.where.path("w"): 0.1})

@@ -115,7 +115,7 @@ def test_what_is_no_selector():
             make()
     with refused(
         TypeError,
-        "`.partition` … got sl.where.path('w') of type _Path",
+        "`.partition` … got sl.where.path('w') of type _Selector",
         "a mapping from selectors to transforms",
     ):
         sl.adam(0.1).partition(sl.where.path("w"), sl.sgd(0.1))

@@ -1,7 +1,7 @@
 """The selector of matrices, which reads layouts."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 from .layout import LayoutLike, as_layout, check_layout, layout_of
 from .resolve import Leaf, Where
@@ -9,7 +9,7 @@ from .resolve import Leaf, Where
 
 @dataclasses.dataclass(frozen=True)
 class _Matrices(Where):
-    unmatched_among: ClassVar[str | None] = (
+    unmatched_among = (
         "selects nothing: none of these parameters is a matrix. Matrices are the weights of "
         "`Linear` and `Conv` layers and other arrays with two axes; a layout makes matrices of "
         'others, such as `sl.where.matrix({sl.where.path("experts"): "soi"})`.'

@@ -92,16 +92,16 @@ class Where(abc.ABC):
         """The selectors that this one combines; for a primitive selector, itself."""
         return (self,)
 
-    sees_dtypes: ClassVar[bool] = False
+    sees_dtypes: bool = False
     """Whether the selection depends on dtypes, which updates need not share with the parameters."""
 
     def __pdoc__(self, **kwargs: Any) -> wl.AbstractDoc:
         return wl.TextDoc(repr(self))
 
-    unmatched: ClassVar[str | None] = None
+    unmatched: str | None = None
     """The error message if it selects nothing in a whole model, if that is always a mistake."""
 
-    unmatched_among: ClassVar[str | None] = None
+    unmatched_among: str | None = None
     """The error message if `self & other` selects nothing, if that is always a mistake."""
 
     def if_unmatched(self) -> str | None:

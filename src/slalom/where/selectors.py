@@ -4,7 +4,7 @@ import builtins
 import dataclasses
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -16,91 +16,53 @@ from .resolve import ONLY_SHAPES, Leaf, Where, check_arrays_give_no_more, functi
 
 
 @dataclasses.dataclass(frozen=True)
-class _Path(Where):
-    glob: str
+class _Selector(Where):
+    """Selects the leaves that pass a test."""
 
-    unmatched: ClassVar[str | None] = (
-        "matches no parameter. A glob must match the whole path; `*` matches one segment and `**` "
-        "any number of segments."
-    )
-
-    def evaluate(self, leaves: list[Leaf]) -> list[Any]:
-        pattern = glob_pattern(self.glob)
-        return [pattern.fullmatch(leaf.path) is not None for leaf in leaves]
-
-    def __repr__(self) -> str:
-        return f"sl.where.path({self.glob!r})"
-
-
-@dataclasses.dataclass(frozen=True)
-class _Regex(Where):
-    pattern: str
-
-    unmatched: ClassVar[str | None] = "matches no parameter."
+    code: str
+    test: Callable[..., bool]
+    """Called with a leaf and `args`: a function of this module, by which selectors are compared and
+    pickled."""
+    args: tuple[Any, ...]
+    unmatched: str | None = None
+    sees_dtypes: bool = False
 
     def evaluate(self, leaves: list[Leaf]) -> list[Any]:
-        return [re.search(self.pattern, leaf.path) is not None for leaf in leaves]
+        return [self.test(leaf, *self.args) for leaf in leaves]
 
     def __repr__(self) -> str:
-        return f"sl.where.regex({self.pattern!r})"
+        return self.code
 
 
-@dataclasses.dataclass(frozen=True)
-class _NDim(Where):
-    min: int
-    max: int | None
+def _matches(leaf: Leaf, glob: re.Pattern[str]) -> bool:
+    return glob.fullmatch(leaf.path) is not None
 
-    def evaluate(self, leaves: list[Leaf]) -> list[Any]:
-        return [
-            self.min <= len(leaf.struct.shape)
-            and (self.max is None or len(leaf.struct.shape) <= self.max)
-            for leaf in leaves
-        ]
 
-    def __repr__(self) -> str:
-        if self.min == self.max:
-            return f"sl.where.ndim({self.min})"
-        bounds = [f"min={self.min}"] if self.min else []
-        bounds += [f"max={self.max}"] if self.max is not None else []
-        return f"sl.where.ndim({', '.join(bounds) or 'min=0'})"
+def _contains(leaf: Leaf, pattern: re.Pattern[str]) -> bool:
+    return pattern.search(leaf.path) is not None
+
+
+def _has_ndim(leaf: Leaf, least: int, most: int | None) -> bool:
+    return least <= leaf.struct.ndim and (most is None or leaf.struct.ndim <= most)
 
 
 _DTYPE_GROUPS = ("number", "inexact", "floating", "complexfloating", "integer")
 
 
-@dataclasses.dataclass(frozen=True)
-class _DType(Where):
-    name: str
-
-    sees_dtypes: ClassVar[bool] = True
-
-    def evaluate(self, leaves: list[Leaf]) -> list[Any]:
-        group = getattr(jnp, self.name)
-        return [bool(jnp.issubdtype(leaf.struct.dtype, group)) for leaf in leaves]
-
-    def __repr__(self) -> str:
-        return f"sl.where.dtype({self.name!r})"
+def _has_dtype(leaf: Leaf, name: str) -> bool:
+    return bool(jnp.issubdtype(leaf.struct.dtype, getattr(jnp, name)))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Type(Where):
-    cls: builtins.type
-    owner: bool
+def _is_inside(leaf: Leaf, cls: builtins.type, owner: bool) -> bool:
+    ancestors = leaf.ancestors()
+    if owner:
+        containers = builtins.dict | builtins.list | builtins.tuple
+        ancestors = [node for node in ancestors if not isinstance(node, containers)][-1:]
+    return any(isinstance(node, cls) for node in ancestors)
 
-    def evaluate(self, leaves: list[Leaf]) -> list[Any]:
-        return [self._contains(leaf) for leaf in leaves]
 
-    def _contains(self, leaf: Leaf) -> bool:
-        ancestors = leaf.ancestors()
-        if self.owner:
-            containers = builtins.dict | builtins.list | builtins.tuple
-            ancestors = [node for node in ancestors if not isinstance(node, containers)][-1:]
-        return any(isinstance(node, self.cls) for node in ancestors)
-
-    def __repr__(self) -> str:
-        name = self.cls.__name__
-        layer = "eqx.nn." * (getattr(eqx.nn, name, None) is self.cls)
-        return f"sl.where.type({layer}{name}{', owner=True' if self.owner else ''})"
+def _always(leaf: Leaf, answer: bool) -> bool:
+    return answer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,17 +89,6 @@ class _PerLeaf(Where):
 
     def __repr__(self) -> str:
         return f"sl.where.leaf({function_name(self.function)})"
-
-
-@dataclasses.dataclass(frozen=True)
-class _All(Where):
-    selected: bool
-
-    def evaluate(self, leaves: list[Leaf]) -> list[Any]:
-        return [self.selected] * len(leaves)
-
-    def __repr__(self) -> str:
-        return f"sl.where.{'everything' if self.selected else 'nothing'}()"
 
 
 def _check(selector: str, takes: str, value: Any, kind: builtins.type) -> None:
@@ -168,7 +119,11 @@ def path(glob: str) -> Where:
             f"sl.where.path has {glob!r}, and `***` has no meaning: `*` matches one segment, and "
             "`**` any number of them."
         )
-    return _Path(glob)
+    unmatched = (
+        "matches no parameter. A glob must match the whole path; `*` matches one segment and `**` "
+        "any number of segments."
+    )
+    return _Selector(f"sl.where.path({glob!r})", _matches, (glob_pattern(glob),), unmatched)
 
 
 def regex(pattern: str) -> Where:
@@ -184,13 +139,14 @@ def regex(pattern: str) -> Where:
     """
     _check("regex", "one regular expression", pattern, str)
     try:
-        re.compile(pattern)
+        compiled = re.compile(pattern)
     except re.error as error:
         raise ValueError(
             f"sl.where.regex has {pattern!r}, which is no regular expression: {error}. `re.escape` "
             "takes characters literally, and `sl.where.path` takes a glob."
         ) from None
-    return _Regex(pattern)
+    code = f"sl.where.regex({pattern!r})"
+    return _Selector(code, _contains, (compiled,), "matches no parameter.")
 
 
 def ndim(n: int | None = None, *, min: int = 0, max: int | None = None) -> Where:
@@ -217,7 +173,10 @@ def ndim(n: int | None = None, *, min: int = 0, max: int | None = None) -> Where
             raise TypeError(f"sl.where.ndim takes whole numbers ≥ 0, got {axes!r}.")
     if max is not None and max < min:
         raise ValueError(f"sl.where.ndim has min={min} and max={max}, which nothing matches.")
-    return _NDim(min, max) if n is None else _NDim(n, n)
+    least, most = (min, max) if n is None else (n, n)
+    bounds = [f"min={least}"] * (least > 0) + [f"max={most}"] * (most is not None)
+    numbers = f"{least}" if least == most else ", ".join(bounds) or "min=0"
+    return _Selector(f"sl.where.ndim({numbers})", _has_ndim, (least, most))
 
 
 def dtype(dtype: Any) -> Where:
@@ -237,7 +196,7 @@ def dtype(dtype: Any) -> Where:
             )
     name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", "")
     if name in _DTYPE_GROUPS:
-        return _DType(name)
+        return _of_dtype(name)
     try:
         name = np.dtype(dtype).name
     except TypeError:
@@ -248,7 +207,11 @@ def dtype(dtype: Any) -> Where:
             "sl.where.dtype takes a dtype, such as `jnp.float32`, or a group, such as "
             f"`jnp.floating`, got {dtype!r}."
         )
-    return _DType(name)
+    return _of_dtype(name)
+
+
+def _of_dtype(name: str) -> Where:
+    return _Selector(f"sl.where.dtype({name!r})", _has_dtype, (name,), sees_dtypes=True)
 
 
 def type(cls: builtins.type, *, owner: bool = False) -> Where:
@@ -267,7 +230,9 @@ def type(cls: builtins.type, *, owner: bool = False) -> Where:
             f"sl.where.type takes a class, got a module: write `sl.where.type({name})`."
         )
     _check("type", "one class", cls, builtins.type)
-    return _Type(cls, owner)
+    name = f"{'eqx.nn.' * (getattr(eqx.nn, cls.__name__, None) is cls)}{cls.__name__}"
+    code = f"sl.where.type({name}{', owner=True' * owner})"
+    return _Selector(code, _is_inside, (cls, owner))
 
 
 def leaf(function: Callable[[str, Any], bool]) -> Where:
@@ -290,7 +255,7 @@ def everything() -> Where:
 
     **Returns:** a selector.
     """
-    return _All(True)
+    return _Selector("sl.where.everything()", _always, (True,))
 
 
 def nothing() -> Where:
@@ -298,4 +263,4 @@ def nothing() -> Where:
 
     **Returns:** a selector.
     """
-    return _All(False)
+    return _Selector("sl.where.nothing()", _always, (False,))

@@ -40,11 +40,12 @@ def _frozen(node: Any) -> list[bool]:
         return [True] * len(jax.tree.leaves(node))
     parts = jax.tree.leaves(node, is_leaf=lambda x: x is not node and _has_mark(type(x)))
     frozen = [f for x in parts for f in (_frozen(x) if _has_mark(type(x)) else [False])]
-    patterns = [glob_pattern(path) for path in _stated(node)]
+    # And everything below.
+    patterns = [glob_pattern(glob) for path in _stated(node) for glob in (path, f"{path}.**")]
     if not patterns:
         return frozen
     return [
-        f or any(p.fullmatch(prefix) for p in patterns for prefix in _prefixes(path))
+        f or any(p.fullmatch(path) for p in patterns)
         for f, path in zip(frozen, leaf_paths(node), strict=True)
     ]
 
@@ -84,11 +85,6 @@ def _stated(node: Any) -> tuple[str, ...]:
                 f"Fields: {candidates(first, names)}."
             )
     return tuple(stated)
-
-
-def _prefixes(path: str) -> list[str]:
-    segments = path.split(".")
-    return [".".join(segments[: i + 1]) for i in range(len(segments))]
 
 
 def mask(where: Where, params: Params) -> tuple[bool, ...]:

@@ -154,7 +154,7 @@ def scale(tree: PyTree, factor: Real[Array, "*leaves"]) -> PyTree:
 
 def add(params: PyTree, updates: PyTree) -> PyTree:
     """params + updates, summed in the accumulation dtype and rounded once."""
-    check_same_shapes(updates, params, "the parameter there")
+    check_same_shapes(updates, params, "parameter")
     check_inexact(updates)
 
     def add_leaf(u, p):

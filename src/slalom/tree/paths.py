@@ -205,29 +205,20 @@ def check_same_structure(trees: tuple[PyTree, ...]) -> None:
     """Raises if the trees differ in structure or in the shape of a leaf."""
     first, *others = trees
     check_inexact(first)
-    structure = jax.tree.structure(first)
+    advice = " Pass gradients, state and parameters of the same model."
     for other in others:
-        if jax.tree.structure(other) != structure:
-            differ = first_difference(first, other, ("the updates", "the state or parameters"))
-            raise ValueError(
-                f"The updates differ in structure from the state or parameters: {differ}. Pass "
-                "gradients, state and parameters of the same model."
-            )
-        check_same_shapes(first, other, "the state or parameter there")
+        check_same_shapes(first, other, "state or parameter", advice)
 
 
-def check_same_shapes(updates: PyTree, others: PyTree, what: str) -> None:
+def check_same_shapes(updates: PyTree, others: PyTree, what: str, advice: str = "") -> None:
     """Raises if updates differ from `others` in structure or in the shape of a leaf."""
     if jax.tree.structure(updates) != jax.tree.structure(others):
-        differ = first_difference(updates, others, ("the updates", "the parameters"))
-        raise ValueError(f"The updates differ in structure from the parameters: {differ}.")
-    shapes = [[np.shape(x) for x in jax.tree.leaves(tree)] for tree in (updates, others)]
-    if shapes[0] == shapes[1]:
-        return
-    leaves = jax.tree_util.tree_leaves_with_path(updates)
-    for (path, u), other in zip(leaves, jax.tree.leaves(others), strict=True):
+        differ = first_difference(updates, others, ("the updates", f"the {what}s"))
+        raise ValueError(f"The updates differ in structure from the {what}s: {differ}.{advice}")
+    leaves, rest = jax.tree_util.tree_leaves_with_path(updates), jax.tree.leaves(others)
+    for (path, u), other in zip(leaves, rest, strict=True):
         if np.shape(u) != np.shape(other):
             raise ValueError(
-                f"The update at '{dotted(path)}' has shape {np.shape(u)}, but {what} has shape "
-                f"{np.shape(other)}. Shapes must be equal: nothing is broadcast."
+                f"The update at '{dotted(path)}' has shape {np.shape(u)}, but the {what} there has "
+                f"shape {np.shape(other)}. Shapes must be equal: nothing is broadcast."
             )

@@ -72,20 +72,19 @@ class Role(enum.Enum):
 
 
 class Batch(NamedTuple):
-    """The leaves of the arguments of a loss, with their roles.
+    """The arguments of a loss, with the role of each leaf.
 
     **Arguments:**
 
-    - `leaves`, `structure`: the leaves and the structure of the arguments.
-    - `roles`: the role of each leaf.
+    - `arguments`: the arguments to call the loss with.
+    - `roles`: a tree like them, of roles.
     - `sizes`: the numbers of examples: one, or several if the blocks of a loss differ. Of a batch
         that is split already, the number of its parts.
     - `is_split`: whether it comes split, with parts along the leading axis of each array.
     """
 
-    leaves: list[Any]
-    structure: Any
-    roles: tuple[Role, ...]
+    arguments: Arguments
+    roles: PyTree
     sizes: tuple[int, ...]
     is_split: bool = False
 
@@ -102,15 +101,10 @@ class Batch(NamedTuple):
         return size
 
     @property
-    def arguments(self) -> Arguments:
-        """The arguments to call the loss with."""
-        return self.structure.unflatten(self.leaves)
-
-    @property
     def arrays(self) -> list[Array]:
         """The arrays that have an entry for each example."""
-        rows = (Role.ROWS, Role.EXAMPLE_KEYS)
-        return [x for x, role in zip(self.leaves, self.roles, strict=True) if role in rows]
+        pairs = zip(jax.tree.leaves(self.arguments), jax.tree.leaves(self.roles), strict=True)
+        return [x for x, role in pairs if role in (Role.ROWS, Role.EXAMPLE_KEYS)]
 
     def microbatch(self, i: Int[Array, ""], number: int) -> "Batch":
         """Part i of `number`: the examples i, i + number, i + 2·number, …
@@ -127,8 +121,7 @@ class Batch(NamedTuple):
             rows = x.reshape(x.shape[0] // number, number, *x.shape[1:])
             return jax.lax.dynamic_index_in_dim(rows, i, axis=1, keepdims=False)
 
-        leaves = list(map(part, self.leaves, self.roles))
-        return self._replace(leaves=leaves, sizes=tuple(n // number for n in self.sizes))
+        return self._map(part, sizes=tuple(n // number for n in self.sizes))
 
     def example(self, rows: list[Array]) -> "Batch":
         """A batch of one example, from the entry of each of `arrays`."""
@@ -140,16 +133,21 @@ class Batch(NamedTuple):
             # The loss is called as for any batch, so its key is a single one.
             return next(remaining) if role is Role.EXAMPLE_KEYS else x
 
-        return self._replace(leaves=list(map(entry, self.leaves, self.roles)), sizes=(1,))
+        return self._map(entry, sizes=(1,))
 
     def with_keys(self, number: int, role: Role) -> "Batch":
         """The batch with each PRNG key split into this number of keys, which have a role."""
 
-        def split(x: Any, r: Role) -> tuple[Any, Role]:
-            return (jax.random.split(x, number), role) if r is Role.KEY else (x, r)
+        def split(x: Any, r: Role) -> Any:
+            return jax.random.split(x, number) if r is Role.KEY else x
 
-        leaves, roles = zip(*map(split, self.leaves, self.roles), strict=True)
-        return self._replace(leaves=list(leaves), roles=roles)
+        roles = jax.tree.map(lambda r: role if r is Role.KEY else r, self.roles)
+        return self._map(split, roles=roles)
+
+    def _map(self, function: Callable[[Any, Role], Any], **changes: Any) -> "Batch":
+        """The batch with the result of a function of each leaf and its role, and other changes."""
+        arguments = jax.tree.map(function, self.arguments, self.roles)
+        return self._replace(arguments=arguments, **changes)
 
 
 def batch_of(
@@ -226,7 +224,7 @@ def batch_of(
             "batch to the step: `step(model, opt, x, y)`."
         )
     different = tuple(dict.fromkeys(size for size, _ in sizes.values()))
-    return Batch([x for _, x in leaves], structure, tuple(roles), different)
+    return Batch((args, kwargs), structure.unflatten(roles), different)
 
 
 def is_single_key(x: Any) -> bool:

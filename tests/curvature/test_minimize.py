@@ -69,6 +69,14 @@ def test_it_prints_values_and_lists_the_reasons_of_several_runs():
     assert repr(several).startswith("2 of 2 runs converged")
 
 
+def test_a_dict_of_losses_is_summed_for_line_searches_too():
+    found = sl.minimize(
+        lambda p: {"a": bowl(p), "b": bowl(-p)}, sl.lbfgs(), 1.0 + jnp.ones(2), max_steps=9
+    )
+    assert found.converged
+    np.testing.assert_allclose((found.loss, *found.model), (38, 0, 0), atol=1e-5)
+
+
 def test_infinite_losses_and_short_steps_do_not_pass_for_convergence():
     blown = sl.minimize(lambda p: jnp.sum(p**4), sl.sgd(1.0), 100.0 * jnp.ones(1), max_steps=50)
     assert (blown.reason, bool(blown.converged)) == ("not_finite", False)

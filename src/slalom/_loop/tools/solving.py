@@ -345,10 +345,11 @@ class Solver(NamedTuple):
         return to_vector(parts, sum_dtype(params))
 
     def _value(self, params: list[Array]) -> Scalar:
-        return checked_loss(self._loss(self.whole.join(params))).loss
+        return self._loss(self.whole.join(params))
 
     def _loss(self, model: PyTree) -> Scalar:
-        return self.problem.loss(model, *self.problem.args, **self.problem.kwargs)
+        returned = self.problem.loss(model, *self.problem.args, **self.problem.kwargs)
+        return checked_loss(returned).loss
 
     def _differentiate(self, params: list[Array]) -> tuple[Scalar, list[Array]]:
         value, grads = jax.value_and_grad(self._value)(params)

@@ -145,6 +145,7 @@ def test_several_runs_have_a_number_each_also_of_schedules():
         lambda: opt.rebind(params()),
         # Before the loss is traced, which would stumble over the axis of the runs.
         lambda: sl.train_step(lambda model: 1 / 0)(params(), opt),
+        lambda: sl.minimize(lambda model: 1 / 0, opt, params(), max_steps=1),
     ):
         with pytest.raises(ValueError, match="created under `vmap` and holds 3 runs"):
             call()

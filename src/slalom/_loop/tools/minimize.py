@@ -19,6 +19,7 @@ from ...tree.dtypes import canonical_float, sum_dtype
 from ...tree.types import PyTree, Tracer, WhereLike
 from ..binding.model import split
 from ..binding.optimizer import Optimizer
+from ..binding.stepping import check_one_run
 from ..programs.arguments import as_tree
 from ..programs.compiled import carried, homes
 from ..programs.program import Program
@@ -251,6 +252,7 @@ def minimize(
         if x is not None
     }
     opt = tx if isinstance(tx, Optimizer) else Optimizer(tx, model, trainable=trainable)
+    check_one_run(opt.arrays.count, "sl.minimize(loss_fn, opt, model, ...)")
     traced = any(isinstance(x, Tracer) for x in jax.tree.leaves((model, args, opt, loss_fn)))
     if traced and (progress or callback is not None):
         name = "progress" if progress else "callback"

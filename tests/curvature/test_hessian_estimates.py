@@ -145,6 +145,13 @@ def sampled(opt):
     return float(opt.sample_params(jnp.zeros(3))[0])
 
 
+def test_a_model_of_one_array_outside_of_the_group_is_its_own_sample():
+    opt = sl.Optimizer(
+        sl.contrib.ivon(0.1, 10.0).partition({sl.where.ndim(1): sl.sgd(0.5)}), jnp.ones(3)
+    )
+    np.testing.assert_array_equal(opt.sample_params(jnp.ones(3)), jnp.ones(3))
+
+
 @pytest.mark.parametrize("name", slow_except(SKIPPING, "if_finite"))
 def test_a_skipped_step_draws_another_sample_and_a_window_keeps_its_own(name):
     skip, rule = SKIPPING[name], sl.contrib.ivon(0.1, 10.0)

@@ -356,6 +356,6 @@ def sampled_params(loss: Loss, params: Params, key: Any = None) -> Params:
     for part, k in zip(samplers, keys, strict=True):
         noise = part.module.noise(decoded(part.state), part.params, part.context, k)
         for i, x in enumerate(structure.flatten_up_to(joined(noise))):
-            if x is not None:
+            if jax.tree.leaves(x):  # a parameter that the sampler acts on
                 leaves[i] = tree.add(leaves[i], x)
     return structure.unflatten(leaves)

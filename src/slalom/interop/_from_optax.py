@@ -78,6 +78,8 @@ def mark(state: PyTree, params: Params) -> PyTree:
         return Moment(without) if alike else Factors(without)
 
     def visit(node: Any) -> Any:
+        if isinstance(node, Moment | Factors | Shared):
+            return Shared(node)  # of a transform of Optax in a transform of Slalom in this one
         marked = like_params(node)
         if marked is not None or jax.tree_util.all_leaves([node]):
             return node if marked is None else marked

@@ -15,6 +15,8 @@ OTHERS = [
     (sl, "train", "step = sl.train_step(loss_fn)"),
     (sl, "value_and_grad", "eqx.filter_value_and_grad(loss_fn)"),
     (sl, "MultiSteps", "tx.every_k(k)"),
+    (sl, "from_optax", "sl.interop.from_optax"),
+    (sl, "UPGrad", "sl.combine.UPGrad"),
     (sl, "clip_grad_norm_", "sl.ClipByGlobalNorm(1.0) | tx"),
     (sl.projections, "projection_simplex", "sl.projections.simplex"),
     (sl.schedules, "CosineAnnealingLR", "sl.adam(sl.schedules.cosine_decay(1e-3, steps))"),

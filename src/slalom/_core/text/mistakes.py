@@ -24,8 +24,8 @@ _LEFT_TO_OPTAX = (
 """Names of Optax for things that are not optimization: losses above all."""
 
 _MODULES = (
-    *("checkpoint", "codecs", "contrib", "fields", "projections"),
-    *("schedules", "tree", "where", "wrappers"),
+    *("checkpoint", "codecs", "combine", "contrib", "fields", "interop"),
+    *("projections", "schedules", "tree", "where", "wrappers"),
 )
 """The modules whose names are suggested."""
 

@@ -232,7 +232,7 @@ def minimize(
     - `stop`: a function `stop(model, loss)` that returns a bool scalar, called before each step.
     - `example_weights`: the weights of examples of an `sl.LeastSquares`. For standard deviations
         sigma of the data, pass `1 / sigma**2`.
-    - `trainable`: as in `sl.Optimizer`.
+    - `trainable`: as in `sl.Optimizer`. Not for an optimizer, which knows it.
     - `progress`: whether to show a progress bar, with tqdm. Defaults to whether the error stream is
         a terminal.
     - `callback`: called as `callback(step, loss)` with Python numbers, every `every` steps.
@@ -251,6 +251,11 @@ def minimize(
         for name, x in (("ftol", ftol), ("xtol", xtol), ("gtol", gtol))
         if x is not None
     }
+    if isinstance(tx, Optimizer) and trainable is not None:
+        raise ValueError(
+            "The optimizer that `sl.minimize` got knows which arrays it trains. Remove "
+            "`trainable`, or change it first: `opt, report = opt.rebind(model, trainable=...)`."
+        )
     opt = tx if isinstance(tx, Optimizer) else Optimizer(tx, model, trainable=trainable)
     check_one_run(opt.arrays.count, "sl.minimize(loss_fn, opt, model, ...)")
     traced = any(isinstance(x, Tracer) for x in jax.tree.leaves((model, args, opt, loss_fn)))

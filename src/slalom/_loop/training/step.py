@@ -215,7 +215,7 @@ class TrainStep(Generic[P, R]):
         check_guards(opt)
         return TrainingInputs(
             args=args,
-            context=self._keywords(context),
+            context={} if context is None else self._keywords(context),
             kwargs=kwargs,
             loss=self._loss,
             model=model,
@@ -226,10 +226,8 @@ class TrainStep(Generic[P, R]):
             transform_grads=self.options.transform_grads,
         )
 
-    def _keywords(self, context: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _keywords(self, context: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs of the transforms that the caller passed."""
-        if context is None:
-            return {}
         if not isinstance(context, Mapping):
             raise TypeError(
                 "`context` must be a dict of what the transforms need, such as `context={'key': "

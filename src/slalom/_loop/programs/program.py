@@ -40,7 +40,6 @@ from .interrupts import compiling
 MOST_SIGNATURES = 512
 _CALLBACK = "pure_callback"
 _STATIC, _CONCRETE, _TRACED, _FOREIGN = 0, 1, 2, 3
-_kinds: dict[type, int] = {}
 
 DONATED = """This model or optimizer was donated to an earlier call of the training step, so it \
 can no longer be used ({paths}). Use the results of that call:
@@ -95,10 +94,7 @@ class Program(Generic[Arguments, Other]):
         """The arguments with new values of the carried leaves, and the body's other result."""
         leaves, structure = jax.tree.flatten(arguments)
         passed = leaves
-        try:
-            kinds = [_kinds[type(x)] for x in leaves]
-        except KeyError:
-            kinds = [_leaf_kind(x) for x in leaves]
+        kinds = _kinds_of(leaves)
         if _FOREIGN in kinds:
             leaves, kinds, arguments = _with_arrays(arguments)
         if _TRACED in kinds:
@@ -259,7 +255,7 @@ def _key(arguments: PyTree, statics: dict[int, Any], structure: Any) -> Hashable
     except TypeError:
         for path, leaf in jax.tree_util.tree_leaves_with_path(arguments):
             try:
-                hash(leaf if _leaf_kind(leaf) == _STATIC else None)
+                hash(leaf if _kind(type(leaf)) == _STATIC else None)
             except TypeError:
                 message = UNHASHABLE.format(path=dotted(path), type=type(leaf).__name__)
                 raise TypeError(message) from None
@@ -270,8 +266,8 @@ def _key(arguments: PyTree, statics: dict[int, Any], structure: Any) -> Hashable
 def _with_arrays(arguments: Arguments) -> tuple[list[Any], list[int], Arguments]:
     """The leaves, their kinds, and the arguments, with tensors of other libraries as arrays."""
     named, structure = jax.tree_util.tree_flatten_with_path(arguments)
-    leaves = [_as_array(path, x) if _leaf_kind(x) == _FOREIGN else x for path, x in named]
-    return leaves, list(map(_leaf_kind, leaves)), structure.unflatten(leaves)
+    leaves = [_as_array(path, x) if _kind(type(x)) == _FOREIGN else x for path, x in named]
+    return leaves, _kinds_of(leaves), structure.unflatten(leaves)
 
 
 def _as_array(path: Any, x: Any) -> np.ndarray:
@@ -285,20 +281,18 @@ def _as_array(path: Any, x: Any) -> np.ndarray:
         ) from error
 
 
-def _leaf_kind(x: object) -> int:
-    """Whether a leaf is static, an array, a tracer, or becomes an array. Cached by type."""
-    kind = _kinds.get(type(x))
-    if kind is None:
-        if isinstance(x, Tracer):
-            kind = _TRACED
-        elif isinstance(x, jax.Array | np.ndarray | np.generic):
-            kind = _CONCRETE
-        elif hasattr(type(x), "__array__"):
-            kind = _FOREIGN
-        else:
-            kind = _STATIC
-        _kinds[type(x)] = kind
-    return kind
+def _kinds_of(leaves: list[Any]) -> list[int]:
+    return list(map(_kind, map(type, leaves)))
+
+
+@functools.cache
+def _kind(cls: type) -> int:
+    """Whether leaves of a type are static, arrays, tracers, or become arrays."""
+    if issubclass(cls, Tracer):
+        return _TRACED
+    if issubclass(cls, jax.Array | np.ndarray | np.generic):
+        return _CONCRETE
+    return _FOREIGN if hasattr(cls, "__array__") else _STATIC
 
 
 def _unshared(donated: list[Any], kept: list[Any]) -> list[Any]:

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, PyTree
 
 from ... import tree
-from ..._core.protocol.linearization import AbstractBlock, Linearization, Local
+from ..._core.protocol.linearization import AbstractBlock, Local
 from ..._core.protocol.loss import Loss
 from ..._core.protocol.real_vectors import as_real
 from ..._core.protocol.residuals import Residuals
-from ...tree.types import Scalar
+from ...tree.types import Scalar, Updates
 from ..binding.model import Split
 
 WHOLE = ""
@@ -128,13 +128,15 @@ def linearized(
     kwargs: Mapping[str, Any],
     model: Split,
     loss: Loss,
-) -> tuple[Residuals, Linearization]:
-    """The loss on these data, and its linearization, which the rules then share."""
+) -> tuple[Residuals, Scalar, Updates]:
+    """The loss on these data, with a linearization that the rules share, its value and its
+    gradient."""
     chunks = [getattr(part.module, "chunk", None) for part in loss.askers("residuals")]
     residuals = source.on(*args, **kwargs)
     inside = residuals.of(lambda params: model.join(jax.tree.leaves(params)))
     linear = inside.at(model.params, chunks[0])
-    return residuals.with_known(linear), linear
+    gradient = tree.cast_like(linear.updates(linear.gradient), model.params)
+    return residuals.with_known(linear), linear.value, gradient
 
 
 class OutputLoss(AbstractCurvatureLoss):

@@ -180,12 +180,11 @@ class Solver(NamedTuple):
         known: dict[str, Any] = {}
         if source is not None:
             here = split(self.whole.join(params), c.opt.binding.trainable)
-            known["residuals"], linear = linearized(
+            known["residuals"], value, gradient = linearized(
                 source, self.problem.args, self.problem.kwargs, here, asked
             )
-            gradient = tree.cast_like(jax.tree.leaves(linear.updates(linear.gradient)), params)
             # A search or a damped rule has evaluated the loss here, except for the first time.
-            return linear.value, gradient, known, (c.steps == 0).astype(jnp.int32)
+            return value, jax.tree.leaves(gradient), known, (c.steps == 0).astype(jnp.int32)
         kept = asked.recalled()
         if kept is None:
             return *self._differentiate(params), known, 1

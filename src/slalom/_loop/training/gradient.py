@@ -167,9 +167,8 @@ def _linearized_gradient(
 ) -> Gradient:
     """The gradient from the Jacobian of the residuals, which the rules need in any case."""
     args, kwargs = batch_loss.args, batch_loss.kwargs
-    residuals, linear = linearized(source, args, kwargs, batch_loss.model, loss)
-    grads = cast_like(linear.updates(linear.gradient), batch_loss.model.params)
-    return Gradient(grads, grads, checked_loss(linear.value), {"residuals": residuals})
+    residuals, value, grads = linearized(source, args, kwargs, batch_loss.model, loss)
+    return Gradient(grads, grads, checked_loss(value), {"residuals": residuals})
 
 
 def _combined_gradient(

@@ -183,8 +183,7 @@ def batch_of(
         axes = jax.tree.leaves(loss_fn.axes(args, kwargs))
     are_states = jax.tree.map(is_state, (args, kwargs), is_leaf=is_state)
     in_states = jax.tree.leaves(jax.tree.broadcast(are_states, (args, kwargs)))
-    roles = []
-    sizes: dict[str, tuple[int, str]] = {}
+    roles, rows = [], []
     for i, ((_, key, *rest), x) in enumerate(leaves):
         index: Any = getattr(key, "idx", getattr(key, "key", None))
         holds_batch = index in keys if axes is None else bool(axes[i])
@@ -194,37 +193,49 @@ def batch_of(
         elif is_single_key(x):
             role = Role.KEY
         roles.append(role)
-        if role is not Role.ROWS:
-            continue
-        path = ".".join(filter(None, (_name(index, names), dotted(tuple(rest)))))
-        advice = (
-            "Name the arguments that hold the batch: `sl.train_step(loss_fn, ..., "
-            "batch_args=('x', 'y'))`."
-        )
-        if x.ndim == 0:
-            raise ValueError(
-                f"The argument '{path}' has no leading axis, so it cannot be divided into {parts}. "
-                f"{advice}"
-            )
-        size, first = sizes.setdefault(axes[i] if axes else "", (x.shape[0], path))
-        if x.shape[0] != size:
-            raise ValueError(
-                f"The leading axis of the argument '{path}' has {x.shape[0]} entries and that of "
-                f"'{first}' has {size}, so they cannot be divided into the same {parts}. {advice}"
-            )
+        if role is Role.ROWS:
+            path = ".".join(filter(None, (_name(index, names), dotted(tuple(rest)))))
+            rows.append((axes[i] if axes else "", path, x))
     for key in keys if batch_args is not None else ():
         if not any(map(is_array, jax.tree.leaves(passed[key]))):
             raise TypeError(
                 f"The argument '{_name(key, names)}' contains no arrays, so it cannot be divided "
                 f"into {parts}. Remove it from `batch_args`."
             )
-    if not sizes:
+    if not rows:
         raise TypeError(
             f"There are no arrays among the arguments after `opt` to divide into {parts}. Pass the "
             "batch to the step: `step(model, opt, x, y)`."
         )
-    different = tuple(dict.fromkeys(size for size, _ in sizes.values()))
-    return Batch((args, kwargs), structure.unflatten(roles), different)
+    return Batch((args, kwargs), structure.unflatten(roles), _sizes(rows, parts))
+
+
+def _sizes(rows: list[tuple[str, str, Any]], parts: str) -> tuple[int, ...]:
+    """The numbers of examples. Raises an error if the arrays of a block disagree.
+
+    **Arguments:**
+
+    - `rows`: the name of its block, the path and the array, for each array of the batch.
+    - `parts`: as in `batch_of`.
+    """
+    advice = (
+        "Name the arguments that hold the batch: `sl.train_step(loss_fn, ..., "
+        "batch_args=('x', 'y'))`."
+    )
+    sizes: dict[str, tuple[int, str]] = {}
+    for block, path, x in rows:
+        if x.ndim == 0:
+            raise ValueError(
+                f"The argument '{path}' has no leading axis, so it cannot be divided into {parts}. "
+                f"{advice}"
+            )
+        size, first = sizes.setdefault(block, (x.shape[0], path))
+        if x.shape[0] != size:
+            raise ValueError(
+                f"The leading axis of the argument '{path}' has {x.shape[0]} entries and that of "
+                f"'{first}' has {size}, so they cannot be divided into the same {parts}. {advice}"
+            )
+    return tuple(dict.fromkeys(size for size, _ in sizes.values()))
 
 
 def is_single_key(x: Any) -> bool:

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
 from ...tree.types import Params, Updates
@@ -153,17 +152,17 @@ class Chain(AbstractComposite[tuple[Any, ...]]):
 
     def has_updated(self, state: PyTree) -> Bool[Array, "*runs"] | bool:
         # The zeros of an idle link stay zeros through links such as Scale, but Adam turns them into
-        # nonzero updates.
+        # nonzero updates. `some` is about the leaves whose learning rate is in a mask.
         wrote: Array | bool = True
         some: Array | bool = False
         for link, link_state in zip(self.links, state, strict=True):
             did = link.has_updated(link_state)
+            keeps = keeps_zeros(link)
             if link.descends_partly:
-                some = True if did is True else jnp.logical_or(some, did)
-                continue
-            quiet = keeps_zeros(link) or did is not True
-            wrote, some = (jnp.logical_and(wrote, did), some) if quiet else (did, False)
-        return wrote if some is False or some is True else jnp.logical_and(wrote, some)
+                some = some | (did & wrote if keeps else did)
+            else:
+                wrote, some = (wrote & did, some & did) if keeps else (did, did)
+        return some if any(link.descends_partly for link in self.links) else wrote
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         columns = zip(*(link.signs(params) for link in self.links), strict=True)

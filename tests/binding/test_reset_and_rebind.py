@@ -312,20 +312,21 @@ def test_units_are_pruned_and_layers_added_grown_and_removed():
 
 @pytest.mark.slow
 def test_a_rule_that_is_wrapped_or_joined_keeps_its_state():
-    adam = sl.adam(0.1)
-    model, opt = steps(sl.Optimizer(adam, MODEL), MODEL, 3)
-    expected, _ = steps(opt, model, 2)
-    for tx in (
-        sl.ClipByGlobalNorm(1e9) | adam,
-        adam.record(),
-        adam.average(0.9),
-        adam.every_k(1),
-        adam.partition({sl.where.path("b"): adam}),
+    adam, b = sl.adam(0.1), sl.where.path("b")
+    paced = adam.every_k(2)
+    two = paced.partition({b: paced})
+    for tx, *others in (
+        (adam, sl.ClipByGlobalNorm(1e9) | adam, adam.record(), adam.partition({b: adam})),
+        # Rules of one class are told apart by their places.
+        (two, two.record(), two.average(0.9), two.every_k(1)),
+        (paced.every_k(2), paced.record().every_k(2)),
     ):
-        wrapped, report = opt.rebind(model, tx=tx)
-        assert report.dropped == (), tx
-        continued, _ = steps(wrapped, model, 2)
-        close(continued, expected)
+        model, opt = steps(sl.Optimizer(tx, MODEL), MODEL, 3)
+        expected, _ = steps(opt, model, 2)
+        for other in others:
+            wrapped, report = opt.rebind(model, tx=other)
+            assert report.dropped == (), other
+            close(steps(wrapped, model, 2)[0], expected)
 
 
 FALLING = sl.schedules.piecewise_constant(1.0, dict.fromkeys(range(1, 9), 0.5))

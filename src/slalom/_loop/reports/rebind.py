@@ -1,6 +1,5 @@
 """Matches the leaves of two states, and transfers a state to another transform or model."""
 
-import collections
 import dataclasses
 import operator
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
@@ -18,6 +17,7 @@ from ..._core.state.marks import COPY, PER_LEAF
 from ..._core.state.slots import Slot, leaves_of, slots
 from ..._core.text.messages import report, warn
 from ...tree.types import PyTree, Tracer
+from .pairs import pairs_by_key, pairs_of_moved
 from .rows import Indices, Moved, moved, nodes_with_ages, shape_of
 
 
@@ -163,8 +163,9 @@ def match_leaves(
     """Finds an old leaf for each new one.
 
     A leaf takes the value of the leaf with the same path. If there is none, it takes the value of
-    the only leaf of the same rule with the same path inside its state, because the rule was wrapped
-    or moved. If there is none either, it takes the momentum `mu` of another rule.
+    the leaf of the same rule with the same path inside its state, because the rule was wrapped or
+    moved. Of several, that of the nearest rule. If there is none either, it takes the momentum `mu`
+    of another rule.
 
     A rule that knows the age of its means takes the whole state of a parameter or none of it.
     Means of different ages with the same bias correction would be far too large or too small.
@@ -243,21 +244,18 @@ def _origins(before: Side, after: Side) -> dict[int, int]:
     def unaged_momentum(slot: Slot) -> Hashable:
         return None if slot.node in aged else momentum(slot)
 
-    by_name, by_local = (operator.attrgetter("rule", name) for name in ("name", "local"))
+    by_name = operator.attrgetter("rule", "name")
     origins: dict[int, int] = {}
-    pairs = (by_name, by_name), (by_local, by_local), (momentum, unaged_momentum)
-    for old_key, new_key in pairs:
-        old = _alone(old_key, before, {*origins.values()})
-        new = _alone(new_key, after, {*origins})
-        origins |= {new[key]: old[key] for key in new.keys() & old.keys()}
+    for pairs in (
+        pairs_by_key(by_name, by_name),
+        pairs_of_moved,
+        pairs_by_key(momentum, unaged_momentum),
+    ):
+        paired = {*origins.values()}
+        old = {j: s for j, s in enumerate(before.places) if j not in paired}
+        new = {i: s for i, s in enumerate(after.places) if i not in origins}
+        origins |= {i: j for j, i in pairs(old, new)}
     return origins
-
-
-def _alone(key: Callable[[Slot], Hashable], side: Side, paired: set[int]) -> dict[Hashable, int]:
-    """The positions of unpaired leaves with a unique key, by key."""
-    keys = {i: key(slot) for i, slot in enumerate(side.places) if i not in paired}
-    counts = collections.Counter(keys.values())
-    return {k: i for i, k in keys.items() if k is not None and counts[k] == 1}
 
 
 def _fitting(

@@ -217,6 +217,11 @@ def test_momentum_of_outer_steps_and_states_inside_have_their_names():
     assert not np.any(jax.tree.leaves(opt.state_of("outer.trace").trace)[0])
     assert np.all(jax.tree.leaves(opt.state_of("optimizer.trace").trace)[0])
 
+    # To the outer optimizer, the gradient is the way back, and mini-batches have no weight.
+    tx = sl.sgd(0.1).outer(sl.Cautious() | sl.sgd(1.0).every_k(2), every=1)
+    step, _ = after_steps(tx, 2, jnp.ones(2), jnp.ones(2), grad=-jnp.ones(2), weight=0.0)
+    np.testing.assert_allclose(step, 0.9, rtol=1e-6)
+
     slow = sl.sgd(sl.schedules.linear(0.7, 0.0, 2))
     params = jnp.ones(2)
     opt = sl.Optimizer(sl.sgd(0.1).outer(slow, every=1), params)

@@ -142,7 +142,9 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
             full = write.full(params)
             new = here.context.constrained(write.new_params(params, result))
             back = tree.map_leaves(lambda _, s, f: s - f, (slow, new))
-            part = outer._replace(state=outer_state, params=slow)
+            # Of the loss, the slow weights know only this gradient.
+            seen = outer.context.replace(grad=back, weight=None)
+            part = outer._replace(state=outer_state, params=slow, context=seen)
             change, outer_state = part.run(RETURN, back)
             slow = tree.cast_like(here.context.constrained(tree.add(slow, change)), slow)
             total = tree.map_leaves(lambda _, s, p: s - p, (slow, full))

@@ -92,7 +92,8 @@ class When(AbstractWrapper[WhenState]):
             if self.otherwise == "pass":
                 # Written outside the conditional, because XLA updates the parameters in place
                 # only in a branch that does not change them.
-                passed = write(write.plain(result), updates)
+                held = write.plain(result) if write.adds else here.params
+                passed = write(held, updates)
                 result = jax.tree.map(lambda ran, raw: jnp.where(holds, ran, raw), result, passed)
         count = jnp.where(holds, tree.increment(state.count), state.count)
         return result, WhenState(holds, count, inner)

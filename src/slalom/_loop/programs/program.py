@@ -94,7 +94,7 @@ class Program(Generic[Arguments, Other]):
         """The arguments with new values of the carried leaves, and the body's other result."""
         leaves, structure = jax.tree.flatten(arguments)
         passed = leaves
-        kinds = _kinds_of(leaves)
+        kinds = list(map(_kind, map(type, leaves)))
         if _FOREIGN in kinds:
             leaves, kinds, arguments = _with_arrays(arguments)
         if _TRACED in kinds:
@@ -267,7 +267,7 @@ def _with_arrays(arguments: Arguments) -> tuple[list[Any], list[int], Arguments]
     """The leaves, their kinds, and the arguments, with tensors of other libraries as arrays."""
     named, structure = jax.tree_util.tree_flatten_with_path(arguments)
     leaves = [_as_array(path, x) if _kind(type(x)) == _FOREIGN else x for path, x in named]
-    return leaves, _kinds_of(leaves), structure.unflatten(leaves)
+    return leaves, list(map(_kind, map(type, leaves))), structure.unflatten(leaves)
 
 
 def _as_array(path: Any, x: Any) -> np.ndarray:
@@ -279,10 +279,6 @@ def _as_array(path: Any, x: Any) -> np.ndarray:
             f"The leaf '{dotted(path)}' of type {kind} cannot be converted to an array: {error} "
             "Convert it first. For PyTorch, write `jnp.asarray(x.detach().cpu().numpy())`."
         ) from error
-
-
-def _kinds_of(leaves: list[Any]) -> list[int]:
-    return list(map(_kind, map(type, leaves)))
 
 
 @functools.cache

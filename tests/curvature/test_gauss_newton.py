@@ -292,9 +292,9 @@ MESHES = {
     "gauss_newton, auto": (sl.gauss_newton(1e-3), AxisType.Auto),
     "gauss_newton, explicit": (sl.gauss_newton(1e-3), AxisType.Explicit),
     "levenberg_marquardt, auto": (sl.levenberg_marquardt(), AxisType.Auto),
-    "columns, explicit": (sl.levenberg_marquardt(scaling="columns"), AxisType.Explicit),
-    "levenberg_marquardt, explicit": (sl.levenberg_marquardt(), AxisType.Explicit),
     "columns, auto": (sl.levenberg_marquardt(scaling="columns"), AxisType.Auto),
+    "levenberg_marquardt, explicit": (sl.levenberg_marquardt(), AxisType.Explicit),
+    "columns, explicit": (sl.levenberg_marquardt(scaling="columns"), AxisType.Explicit),
 }
 
 
@@ -304,21 +304,21 @@ def test_a_mesh_takes_the_steps_of_one_device(x64, name):
     p, _ = problem(jnp.float64)
     x, y = (jax.random.normal(jax.random.key(5 + i), (8, 3 - i)) for i in (0, 1))
     residuals = {"fit": residual, "edge": lambda p, x: p["b"] * x[0]}
-    step = sl.train_step(sl.LeastSquares(residuals), donate=False)
-    batch = {"fit": (x, y), "edge": x[:4]}
+    batch, weights = {"fit": (x, y), "edge": x[:4]}, {"fit": jnp.linspace(0.5, 1, 8)}
+    squares = sl.OutputLoss(lambda p, x: residual(p, x, 0), lambda z, y: jnp.sum((z - y) ** 2))
 
-    def two_steps(p, batch):
-        opt = sl.Optimizer(tx, p)
-        p, opt, _ = step(p, opt, batch)
-        p, _, loss = step(p, opt, batch)
-        return p, loss
+    def two_steps(p, batch, weights):
+        step, opt = sl.train_step(sl.LeastSquares(residuals), donate=False), sl.Optimizer(tx, p)
+        p, opt, _ = step(p, opt, batch, example_weights=weights)
+        p, _, loss = step(p, opt, batch, example_weights=weights)
+        return p, loss, sl.train_step(squares)(p, opt, *batch["fit"])[0]
 
     mesh = jax.make_mesh((4,), ("data",), axis_types=(kind,))
     with jax.set_mesh(mesh):
         rows = NamedSharding(mesh, PartitionSpec("data"))
-        spread = jax.tree.map(lambda a: jax.device_put(a, rows), batch)
-        many = two_steps(jax.device_put(p, NamedSharding(mesh, PartitionSpec())), spread)
-    assert_close(many, two_steps(p, batch), rtol=1e-10)
+        spread = jax.tree.map(lambda a: jax.device_put(a, rows), (batch, weights))
+        many = two_steps(jax.device_put(p, NamedSharding(mesh, PartitionSpec())), *spread)
+    assert_close(many, two_steps(p, batch, weights), rtol=1e-10)
 
 
 @pytest.mark.slow

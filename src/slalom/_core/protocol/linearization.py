@@ -89,7 +89,9 @@ class Linearization:
         else:
             outputs = self._outputs(params)
         self.outputs: list[Array] = list(outputs)
-        self._local = [b.local(z) for b, z in zip(self.blocks, outputs, strict=True)]
+        # The outputs are on every device, so the data beside them must be too.
+        whole: tuple[AbstractBlock, ...] = jax.tree.map(replicated, self.blocks)
+        self._local = [b.local(z) for b, z in zip(whole, outputs, strict=True)]
         self.num_rows = sum(z.size for z in outputs)
         """N, the number of rows."""
         self._jacobian: Array | None = None

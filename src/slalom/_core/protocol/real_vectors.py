@@ -60,9 +60,11 @@ def real_size(x: Inexact[Any, "..."]) -> int:
     return x.size * (2 if jnp.iscomplexobj(x) else 1)
 
 
-def replicated(x: Array) -> Array:
-    """The array, the same on every device where the mesh has explicit axes: the rows of several
+def replicated(x: Any) -> Any:
+    """An array, the same on every device where the mesh has explicit axes: the rows of several
     blocks, which are joined, have different sizes, so that none fits a sharding."""
+    if not isinstance(x, jax.Array):
+        return x
     sharding = jax.typeof(x).sharding
     explicit = AxisType.Explicit in sharding.mesh.axis_types
     if not explicit or all(entry is None for entry in sharding.spec):

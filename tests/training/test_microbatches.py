@@ -397,6 +397,13 @@ VALUES = {
     "step does not divide the batch. Pass `microbatches=` too, or remove `batch_args`.": (
         lambda: run(X, Y, batch_args=("x", "y"))
     ),
+    "This optimizer uses the residuals of the loss, and takes the batch as a whole. Join its first "
+    "two axes, and pass their number: `microbatches=n`.": lambda: stepped(
+        sl.LeastSquares(lambda m, x, y: m(x) - y),
+        *(X[None], Y[None]),
+        tx=sl.gauss_newton(),
+        microbatches="split",
+    ),
     "The weight that the loss returns must be a real scalar, got an array of shape (12,) and "
     "dtype float32.": lambda: returning(lambda loss, x: (loss, x[:, 0])),
 }

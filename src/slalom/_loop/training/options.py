@@ -66,11 +66,12 @@ class Options(NamedTuple):
                 "but this step does not divide the batch. Pass `microbatches=` too, or remove "
                 "`batch_args`."
             )
-        if self.microbatches == "split" and examples:
-            raise ValueError(
-                "The first link uses per-example gradients, and takes the batch as a whole. Join "
-                "its first two axes, and pass their number: `microbatches=n`."
-            )
+        for what in ("single examples", "residuals"):
+            if self.microbatches == "split" and loss.askers(what):
+                raise ValueError(
+                    f"{_REFUSED[what][0]}and takes the batch as a whole. Join its first two axes, "
+                    "and pass their number: `microbatches=n`."
+                )
         for what in _REFUSED:
             if what != "recalled gradient" and loss.askers(what):
                 self._refuse(what)

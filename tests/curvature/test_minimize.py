@@ -70,11 +70,8 @@ def test_it_prints_values_and_lists_the_reasons_of_several_runs():
 
 
 def test_a_dict_of_losses_is_summed_for_line_searches_too():
-    found = sl.minimize(
-        lambda p: {"a": bowl(p), "b": bowl(-p)}, sl.lbfgs(), 1.0 + jnp.ones(2), max_steps=9
-    )
-    assert found.converged
-    np.testing.assert_allclose((found.loss, *found.model), (38, 0, 0), atol=1e-5)
+    found = sl.minimize(lambda p: {"a": bowl(p), "b": 1.0}, sl.lbfgs(), jnp.ones(2), max_steps=9)
+    np.testing.assert_allclose(found.loss, 2, rtol=1e-6)
 
 
 def test_infinite_losses_and_short_steps_do_not_pass_for_convergence():

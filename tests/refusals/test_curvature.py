@@ -187,7 +187,7 @@ def test_minimize_and_broyden():
         jax.vmap(lambda p: sl.minimize(jnp.square, sl.sgd(0.1), p, max_steps=2, callback=print))(x)
     found = sl.minimize(jnp.square, sl.sgd(0.1), jnp.ones(()), max_steps=1)
     with refused(ValueError, "The optimizer … `sl.minimize`", "`trainable` … opt.rebind("):
-        sl.minimize(jnp.square, found.opt, found.model, max_steps=1, trainable=sl.where.everything)
+        sl.minimize(jnp.square, found.opt, found.model, max_steps=1, trainable="w")
     with refused(
         TypeError, "covariance … got <PjitFunction …>", "`sl.LeastSquares` … found.covariance(…)"
     ):

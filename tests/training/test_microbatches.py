@@ -398,11 +398,8 @@ VALUES = {
         lambda: run(X, Y, batch_args=("x", "y"))
     ),
     "This optimizer uses the residuals of the loss, and takes the batch as a whole. Join its first "
-    "two axes, and pass their number: `microbatches=n`.": lambda: stepped(
-        sl.LeastSquares(lambda m, x, y: m(x) - y),
-        *(X[None], Y[None]),
-        tx=sl.gauss_newton(),
-        microbatches="split",
+    "two axes, and pass their number: `microbatches=n`.": (
+        lambda: stepped(sl.LeastSquares(run), X, tx=sl.gauss_newton(), microbatches="split")
     ),
     "The weight that the loss returns must be a real scalar, got an array of shape (12,) and "
     "dtype float32.": lambda: returning(lambda loss, x: (loss, x[:, 0])),

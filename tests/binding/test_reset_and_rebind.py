@@ -88,9 +88,8 @@ def test_reset_makes_anew_what_belongs_to_parameters_and_rebinding_keeps_all_but
 ALONE = {
     "adam": sl.adam(0.1),
     "radam": sl.radam(0.1),
-    "adabelief": sl.adabelief(0.1),
+    "galore": sl.contrib.galore(0.1, rank=2),
     "novograd": sl.novograd(0.1),
-    "sm3": sl.sm3(0.1),
     "ema": sl.Ema(0.9) | sl.Scale(-0.1),
     "only": sl.adam(0.1).only(sl.where.path("b")),
     "partition": sl.adam(0.1).partition({sl.where.path("b"): sl.adan(0.1)}),
@@ -99,7 +98,7 @@ ALONE = {
 }
 
 
-@pytest.mark.parametrize("name", sampled(ALONE, "partition"))
+@pytest.mark.parametrize("name", sampled(ALONE, "partition", "galore"))
 def test_reset_parameters_step_as_fresh_ones_and_the_others_go_on(name):
     tx = ALONE[name]
     model, opt = steps(sl.Optimizer(tx, MODEL), MODEL, 3)

@@ -115,8 +115,12 @@ def _owner_of(path: str, mark: str, params: Sequence[str]) -> str | None:
 
 def leaves_of(node: tuple[str, str], among: list[Slot]) -> list[tuple[str, str]]:
     """The parameters and halves that the entries of a per-leaf field belong to, in order."""
-    owners = ((s.param, s.half) for s in among if s.node == node and s.param is not None)
-    return list(dict.fromkeys(owners))
+    of_fields: dict[str, dict[tuple[str, str], None]] = {}
+    for s in among:
+        if s.node == node and s.param is not None:
+            of_fields.setdefault(s.field, {})[s.param, s.half] = None
+    # Some fields lack parameters, such as those with arrays for matrices only.
+    return list(max(of_fields.values(), key=len, default={}))
 
 
 # --- reset ----------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ OTHERS = [
     (sl, "MultiSteps", "tx.every_k(k)"),
     (sl, "from_optax", "sl.interop.from_optax"),
     (sl, "UPGrad", "sl.combine.UPGrad"),
+    (sl, "metrics", "opt.metrics"),
     (sl, "clip_grad_norm_", "sl.ClipByGlobalNorm(1.0) | tx"),
     (sl.projections, "projection_simplex", "sl.projections.simplex"),
     (sl.schedules, "CosineAnnealingLR", "sl.adam(sl.schedules.cosine_decay(1e-3, steps))"),

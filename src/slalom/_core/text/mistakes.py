@@ -67,14 +67,16 @@ def _module_advice(module: str, name: str) -> str:
 
 def _code_by_name() -> dict[str, str]:
     """The code for each public name, by the name in lower case without underscores."""
+    package = sys.modules[PACKAGE]
     code_of = {
         _plain(name): f"sl.{name}"
-        for name, value in vars(sys.modules[PACKAGE]).items()
+        for name, value in vars(package).items()
         if name[0] != "_" and (not inspect.ismodule(value) or name in _MODULES)
     }
     for module in _MODULES:
         public = sys.modules[f"{PACKAGE}.{module}"].__all__
         code_of |= {_plain(name): f"sl.{module}.{name}" for name in public}
+    code_of |= {_plain(name): f"opt.{name}" for name in dir(package.Optimizer) if name[0] != "_"}
     return code_of | {_plain(name): f"tx.{name}(...)" for name in FLUENT if name[0] != "_"}
 
 

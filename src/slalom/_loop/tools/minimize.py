@@ -23,7 +23,7 @@ from ..binding.stepping import check_one_run
 from ..programs.arguments import as_tree
 from ..programs.compiled import carried, homes
 from ..programs.program import Program
-from ..residual_losses import LeastSquares
+from ..residual_losses import AbstractCurvatureLoss, LeastSquares
 from .runs import progress_bar, receiver, shows_progress
 from .solving import CONVERGED, REASONS, Problem, Solver
 
@@ -296,6 +296,13 @@ def _result(problem: Problem) -> MinimizeResult:
 
 
 def _minimize(problem: Problem) -> tuple[list[Array], tuple[Array, ...]]:
+    loss_fn = problem.loss
+    if isinstance(loss_fn, AbstractCurvatureLoss) and loss_fn.fixed_data is not None:
+        raise TypeError(
+            "`sl.minimize` needs the loss at other parameters, which "
+            f"{type(loss_fn).__name__} does not know: {loss_fn.fixed_data}. Use `sl.train_step`, "
+            "with new data in each step."
+        )
     return Solver(problem, split(problem.model, problem.opt.binding.trainable)).solve()
 
 

@@ -174,8 +174,9 @@ def ndim(n: int | None = None, *, min: int = 0, max: int | None = None) -> Where
     if max is not None and max < min:
         raise ValueError(f"sl.where.ndim has min={min} and max={max}, which nothing matches.")
     least, most = (min, max) if n is None else (n, n)
-    bounds = [f"min={least}"] * (least > 0) + [f"max={most}"] * (most is not None)
-    numbers = f"{least}" if least == most else ", ".join(bounds) or "min=0"
+    bounds = [f"min={least}"] if least else []
+    bounds += [] if most is None else [f"max={most}"]
+    numbers = str(least) if least == most else ", ".join(bounds) or "min=0"
     return _Selector(f"sl.where.ndim({numbers})", _has_ndim, (least, most))
 
 
@@ -230,8 +231,10 @@ def type(cls: builtins.type, *, owner: bool = False) -> Where:
             f"sl.where.type takes a class, got a module: write `sl.where.type({name})`."
         )
     _check("type", "one class", cls, builtins.type)
-    name = f"{'eqx.nn.' * (getattr(eqx.nn, cls.__name__, None) is cls)}{cls.__name__}"
-    code = f"sl.where.type({name}{', owner=True' * owner})"
+    name = cls.__name__
+    if getattr(eqx.nn, name, None) is cls:
+        name = f"eqx.nn.{name}"
+    code = f"sl.where.type({name}{', owner=True' if owner else ''})"
     return _Selector(code, _is_inside, (cls, owner))
 
 

@@ -24,8 +24,8 @@ def pairs_by_key(old_key: Callable[[Slot], Hashable], new_key: Callable[[Slot], 
 
 
 def pairs_of_moved(old: Mapping[int, Slot], new: Mapping[int, Slot]) -> Iterator[tuple[int, int]]:
-    """Pairs the leaves with the same path inside the state of the same rule. If several rules are of
-    one class, those nearest to each other are paired."""
+    """Pairs leaves with the same path inside the state of the same rule. Of several rules of one
+    class, it takes those that are nearest to each other."""
     groups: dict[Hashable, tuple[list[int], list[int]]] = {}
     for n, places in enumerate((old, new)):
         for i, slot in places.items():

@@ -7,6 +7,7 @@ and share its optimizer and its program.
 import copy
 import dataclasses
 import pickle
+from contextlib import nullcontext
 
 import equinox as eqx
 import jax
@@ -44,7 +45,8 @@ def test_a_traced_step_returns_what_it_was_given(row):
         opt = sl.Optimizer(row.tx, params)
         return (params, opt), opt.step(params, params, **known(params, params))
 
-    with unchecked():  # types are the next test's
+    # Recipes are chains of rules, whose types are checked by themselves.
+    with nullcontext() if row.name in BUT_RECIPES else unchecked():
         before, after = jax.eval_shape(step, params)
     assert jax.tree.structure(after) == jax.tree.structure(before)
     assert jax.tree.leaves(after) == jax.tree.leaves(before)
@@ -66,9 +68,7 @@ def scan_four(params, opt, grads, check=lambda before, after: None):
 
 
 @rows(1)
-def test_types_hold_where_scan_and_cond_carry_an_optimizer_in_double_precision(
-    row, x64, typechecked
-):
+def test_dtypes_hold_where_scan_and_cond_carry_an_optimizer_in_double_precision(row, x64):
     params = make_params((jnp.float64, jnp.float32, jnp.bfloat16))
     opt = sl.Optimizer(row.tx, params)
 
@@ -213,7 +213,8 @@ def test_observing_changes_no_bit(row):
             trained, opt = opt.step(trained, grads, **known(trained, grads))
         return trained, opt.eval_params(trained)
 
-    assert_same_bits(run(recorded(row.tx)), run(row.tx))
+    same = assert_close if row.tolerance else assert_same_bits
+    same(run(recorded(row.tx)), run(row.tx), **row.tolerance)
 
 
 def recorded(tx):
@@ -254,10 +255,8 @@ def test_vmap_over_runs_equals_the_runs(row):
 
     together = jax.jit(jax.vmap(run))(scales)
     alone = jax.jit(lambda: run(scales[1]))()
-    # A solve with the matrix of three examples multiplies rounding errors by its condition number.
-    solves = any("residuals" in part.needs for part in transforms_in(row.tx))
-    rtol, atol = (1e-3, 1e-4) if solves else (1e-5, 1e-6)
-    assert_close(jax.tree.map(lambda x: x[1], together), alone, rtol=rtol, atol=atol)
+    tolerance = {"rtol": 1e-5, "atol": 1e-6} | row.tolerance
+    assert_close(jax.tree.map(lambda x: x[1], together), alone, **tolerance)
 
 
 @rows(0, BUT_RECIPES, everyday=("EveryK", "Mechanize"), ci=("ScaleByZoomLinesearch",))

@@ -58,9 +58,7 @@ def test_donated_buffers():
         _, opt, _ = step(model, sl.Optimizer(sl.adam(0.1), model))
         step(model, opt)
     with refused(
-        ValueError,
-        "(model.b, model.w, opt.scale_by_adam.age and 5 more)",
-        DONATED + "donate=False",
+        ValueError, "(model.b, model.w, opt.scale_by_adam.age and 5 more)", DONATED + "donate=False"
     ):
         model, grads = params(), params()
         opt = sl.Optimizer(sl.adam(0.1), model)

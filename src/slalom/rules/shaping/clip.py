@@ -1,7 +1,7 @@
 """Transforms that clip or normalize updates."""
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -290,7 +290,7 @@ class ZClip(AbstractRule[ZClipState]):
         return g * self.factor
 
     def _moved(
-        self, state: ZClipState, norm: Scalar, is_warm: Array, decay: Scalar
+        self, state: Any, norm: Scalar, is_warm: Array, decay: Scalar
     ) -> tuple[Array, Array, Array]:
         """The age, mean and standard deviation with one more norm."""
         age = tree.increment(state.age)

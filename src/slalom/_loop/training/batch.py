@@ -216,7 +216,7 @@ def _sizes(rows: list[tuple[str, str, Any]], parts: str) -> tuple[int, ...]:
     **Arguments:**
 
     - `rows`: the name of its block, the path and the array, for each array of the batch.
-    - `parts`: as in `batch_of`.
+    - `parts`: the name of the parts that the batch is divided into, for messages.
     """
     advice = (
         "Name the arguments that hold the batch: `sl.train_step(loss_fn, ..., "

@@ -120,7 +120,8 @@ def leaves_of(node: tuple[str, str], among: list[Slot]) -> list[tuple[str, str]]
         if s.node == node and s.param is not None:
             of_fields.setdefault(s.field, {})[s.param, s.half] = None
     # Some fields lack parameters, such as those with arrays for matrices only.
-    return list(max(of_fields.values(), key=len, default={}))
+    widest_first = sorted(of_fields.values(), key=len, reverse=True)
+    return list(dict.fromkeys(leaf for leaves in widest_first for leaf in leaves))
 
 
 # --- reset ----------------------------------------------------------------------------------

@@ -97,12 +97,9 @@ def pytest_collection():
 
 
 def pytest_collection_finish():
-    """Lets every Python that a test starts be a user's: with checks, the import takes seconds.
-
-    And lets Python search for cycles less often, as tracing makes many objects. This saves a
-    fifteenth of the time.
-    """
+    """Lets every Python that a test starts be a user's: with checks, the import takes seconds."""
     os.environ["SLALOM_TYPECHECK"] = "0"
+    # Tracing makes many objects, and searching them for cycles takes a fifteenth of the time.
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 20, 100)

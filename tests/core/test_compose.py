@@ -110,7 +110,11 @@ WRITES = [
     # A group without parameters has nothing to write.
     (sl.sgd(0.1).partition({W | B: sl.sgd(0.1).every_k(2)}), [False, True, False, True]),
     (SGD.every_k(2).mask(W) | SGD.every_k(3).mask(~W) | CLIP, [False, True, True, True]),
+    (sl.adam(0.1), [True] * 4),
+    (sl.adam(0.1).every_k(2), [False, True, False, True]),
     (sl.Identity().every_k(2) | sl.adam(0.1), [True] * 4),
+    (sl.adam(0.1).partition({B: sl.sgd(0.1).every_k(3)}), [True] * 4),
+    (SGD.every_k(2).mask(W) | SGD.every_k(2).mask(~W), [False, True] * 2),
     (sl.adam(0.1).every_k(2).every_k(2), [False, False, False, True]),
     (sl.adam(0.1).every_k(2).partition({B: sl.SetToZero()}), [False, True, False, True]),
     (sl.Trace(0.9).every_k(2).mask(W) | sl.Scale(-0.1), [True] * 4),

@@ -7,7 +7,6 @@ and share its optimizer and its program.
 import copy
 import dataclasses
 import pickle
-from contextlib import nullcontext
 
 import equinox as eqx
 import jax
@@ -17,7 +16,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import slalom as sl
-from helpers import assert_close, assert_same_bits, kind_of, known, transforms_in, unchecked
+from helpers import assert_close, assert_same_bits, kind_of, known, transforms_in
 from table import BUT_RECIPES, EVERYTHING, ONE_OF_EACH_KIND, PER_EXAMPLE, WRAPPERS, rows
 from table.row import COMPLEX, make_grads, make_params, pointers
 
@@ -45,9 +44,7 @@ def test_a_traced_step_returns_what_it_was_given(row):
         opt = sl.Optimizer(row.tx, params)
         return (params, opt), opt.step(params, params, **known(params, params))
 
-    # Recipes are chains of rules, whose types are checked by themselves.
-    with nullcontext() if row.name in BUT_RECIPES else unchecked():
-        before, after = jax.eval_shape(step, params)
+    before, after = jax.eval_shape(step, params)
     assert jax.tree.structure(after) == jax.tree.structure(before)
     assert jax.tree.leaves(after) == jax.tree.leaves(before)
 
@@ -68,7 +65,9 @@ def scan_four(params, opt, grads, check=lambda before, after: None):
 
 
 @rows(1)
-def test_dtypes_hold_where_scan_and_cond_carry_an_optimizer_in_double_precision(row, x64):
+def test_types_hold_where_scan_and_cond_carry_an_optimizer_in_double_precision(
+    row, x64, typechecked
+):
     params = make_params((jnp.float64, jnp.float32, jnp.bfloat16))
     opt = sl.Optimizer(row.tx, params)
 
@@ -213,8 +212,7 @@ def test_observing_changes_no_bit(row):
             trained, opt = opt.step(trained, grads, **known(trained, grads))
         return trained, opt.eval_params(trained)
 
-    same = assert_close if row.tolerance else assert_same_bits
-    same(run(recorded(row.tx)), run(row.tx), **row.tolerance)
+    assert_same_bits(run(recorded(row.tx)), run(row.tx))
 
 
 def recorded(tx):
@@ -255,8 +253,10 @@ def test_vmap_over_runs_equals_the_runs(row):
 
     together = jax.jit(jax.vmap(run))(scales)
     alone = jax.jit(lambda: run(scales[1]))()
-    tolerance = {"rtol": 1e-5, "atol": 1e-6} | row.tolerance
-    assert_close(jax.tree.map(lambda x: x[1], together), alone, **tolerance)
+    # A solve with the matrix of three examples multiplies rounding errors by its condition number.
+    solves = any("residuals" in part.needs for part in transforms_in(row.tx))
+    rtol, atol = (1e-3, 1e-4) if solves else (1e-5, 1e-6)
+    assert_close(jax.tree.map(lambda x: x[1], together), alone, rtol=rtol, atol=atol)
 
 
 @rows(0, BUT_RECIPES, everyday=("EveryK", "Mechanize"), ci=("ScaleByZoomLinesearch",))

@@ -131,11 +131,15 @@ def test_places_and_arguments_of_rules_of_curvature():
 
     loss_fn = sl.VariationalEnergy(lambda p, s: jnp.sum(p["b"]) * s)
     with refused(
-        TypeError, "ScaleByLevenbergMarquardt … different parameters", "`sl.natural_gradient`"
+        TypeError,
+        "ScaleByLevenbergMarquardt … losses at different parameters",
+        "`sl.natural_gradient`",
     ):
         sl.train_step(loss_fn)(params(), bound(sl.levenberg_marquardt()), x, x)
     with refused(
-        TypeError, "'value_fn' … VariationalEnergy does not know", "such as `sl.natural_gradient`"
+        TypeError,
+        "'value_fn' … VariationalEnergy does not know",
+        "a rule without a line search, such as `sl.natural_gradient`",
     ):
         sl.train_step(loss_fn)(params(), bound(sl.gauss_newton()), x, x)
     with refused(TypeError, "`sl.minimize` … VariationalEnergy does not", "Use `sl.train_step`"):

@@ -8,6 +8,7 @@ OTHERS = [
     (sl, "clip_by_global_norm", "sl.ClipByGlobalNorm"),
     (sl, "cosine_decay_schedule", "sl.schedules.cosine_decay"),
     (sl, "huber_loss", "`optax.huber_loss`"),
+    (sl, "losses", "`optax.losses`"),
     (sl, "polyak_averaging", "`tx.average()`, or `sl.incremental_update(new, old, step_size)`"),
     (sl, "apply_every", "sl.ApplyEvery"),
     (sl, "skip_not_finite", "tx.every_k(k, skip=sl.SkipNotFinite())"),

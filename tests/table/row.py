@@ -71,12 +71,6 @@ class Row:
         self.name = name
         self.tx = (EVERYTHING | PER_EXAMPLE)[name]
 
-    @property
-    def tolerance(self):
-        """For two programs of a step: a solve multiplies rounding by a condition number."""
-        solves = any("residuals" in part.needs for part in transforms_in(self.tx))
-        return {"rtol": 1e-3, "atol": 1e-4} if solves else {}
-
     @functools.cached_property
     def params(self):
         return make_params()

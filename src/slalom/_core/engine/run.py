@@ -300,7 +300,7 @@ class _RuleStep:
         self._sum("measure", updates, params)
         if not self.rule.reduces:
             self.finish()
-        if self.columns:
+        if any(self.columns.values()):
             # Otherwise XLA would copy the old state, which the sums still read.
             scalars = jax.tree.leaves(self.sums)
             false = functools.reduce(jnp.logical_or, map(tree.false_after, scalars))

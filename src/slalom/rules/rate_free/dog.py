@@ -187,8 +187,14 @@ class ScaleByDistanceOverGradients(AbstractRule[ScaleByDistanceOverGradientsStat
             init_params=tree.copy(params, self._start_dtype),
         )
 
+    def measure(self, g, leaf):
+        return {"distance": tree.NormOf(self.p - leaf.init_params)}
+
+    def finish(self, sums, state):
+        self.distance = sums.each("distance")
+
     def advance(self, g, leaf):
-        leaf.max_dist = jnp.maximum(leaf.max_dist, tree.norm(self.p - leaf.init_params))
+        leaf.max_dist = jnp.maximum(leaf.max_dist, self.distance)
         square = jnp.sum(tree.abs_squared(g))
         leaf.grad_sum_of_squares = tree.bounded(leaf.grad_sum_of_squares + square)
 

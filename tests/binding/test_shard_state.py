@@ -1,5 +1,6 @@
 """`opt.shard_state`: moments are partitioned over the axis that the batch is partitioned over."""
 
+import copy
 import os
 import pickle
 import re
@@ -221,7 +222,7 @@ def test_steps_and_changes_of_an_optimizer_keep_its_state_partitioned():
     params, opt = by_hand
     spec = opt.state_of("scale_by_adam").mu["w"].sharding.spec
     others = opt.with_hyperparams(learning_rate=0.1), opt.reset(params), opt.rebind(params)[0]
-    for other in others:
+    for other in (*others, copy.deepcopy(opt)):
         assert other.binding.sharding == opt.binding.sharding
         assert other.state_of("scale_by_adam").mu["w"].sharding.spec == spec
     # A pickled optimizer knows no devices.

@@ -93,9 +93,9 @@ def test_copied_and_pickled_optimizers_are_the_same(row):
 
 @rows(3, WITH_PER_EXAMPLE, everyday=(*ONE_OF_EACH_KIND, *PER_EXAMPLE))
 def test_shapes_alone_are_enough_to_plan(row):
-    params = row.params
-    shapes = jax.eval_shape(lambda: sl.Optimizer(row.tx, params))
-    assert jax.tree.structure(shapes) == jax.tree.structure(row.opt)
+    transforms = row.tx, row.opt.transform
+    opts = jax.eval_shape(lambda: [sl.Optimizer(tx, row.params) for tx in transforms])
+    assert [*map(jax.tree.structure, opts)] == 2 * [jax.tree.structure(row.opt)]
 
 
 @rows(4, WITH_PER_EXAMPLE, everyday=(*ONE_OF_EACH_KIND, *PER_EXAMPLE))

@@ -55,6 +55,9 @@ class Binding:
         """The paths of the trainable parameters."""
         return leaf_paths(example(self.params))
 
+    def __deepcopy__(self, memo: Any) -> "Binding":
+        return self  # with the mesh, where copies of the arrays are too
+
     def __reduce__(self) -> Any:
         # JAX does not pickle the structure of a tree of modules, but any tree that has it can be.
         # A mesh cannot be pickled either, nor are pickled arrays loaded onto one.

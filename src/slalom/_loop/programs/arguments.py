@@ -27,7 +27,7 @@ def identity(x: Any) -> Hashable:
     return id(x) if _has_identity(type(x)) else x
 
 
-def reference(x: Any, forget: Callable[[Any], None]) -> Callable[[], Any]:
+def reference(x: Any, forget: Callable[[Any], object]) -> Callable[[], Any]:
     """A function that returns the value, without keeping it alive where `identity` gives an id.
 
     **Arguments:**
@@ -144,7 +144,7 @@ class Signature:
         statics: dict[int, Any],
         carried: tuple[int, ...],
         donated: tuple[int, ...],
-        forget: Callable[[Any], None] = lambda dead: None,
+        forget: Callable[[Any], object] = lambda dead: None,
     ):
         self.structure = structure
         self._statics = {i: reference(x, forget) for i, x in statics.items()}

@@ -206,13 +206,9 @@ class Program(Generic[Arguments, Other]):
     def _add(self, signatures: "_Signatures", key: Hashable, *parts: Any) -> Signature:
         """Adds the signature with these parts, and its functions to compile."""
         these = weakref.ref(signatures)
-
-        def forget(dead: Any) -> None:
-            live = these()
-            if live is not None:
-                live.pop(key, None)
-
-        signature = signatures[key] = Signature(*parts, forget=forget)
+        # A lambda is not type-checked at runtime. It may run while Python ends, without modules.
+        signature = Signature(*parts, forget=lambda dead: (these() or _Signatures()).pop(key, None))
+        signatures[key] = signature
         # The signature holds the functions, which must not hold it: without a cycle, all of it is
         # freed at once. It is alive while they are traced, as that is within a call.
         of_this = weakref.ref(signature)

@@ -80,7 +80,8 @@ def sign_of(factor: Hyperparameter | AbstractStatefulSchedule) -> int | None:
     """The sign of a factor, or `None` if it is unknown."""
     if is_function(factor) or isinstance(factor, AbstractStatefulSchedule | Tracer):
         return None
-    return 0 if factor == 0 else (-1 if factor < 0 else 1)
+    number = float(factor)  # an array would be compared by the trace around it
+    return 0 if number == 0 else (-1 if number < 0 else 1)
 
 
 class ScaleBy(AbstractTransform[None]):

@@ -429,7 +429,7 @@ def test_what_is_no_transform_or_an_optimizer_refuses_is_refused():
             to_optax(given)
 
     with pytest.raises(ValueError, match="There is nothing to train"):
-        to_optax(sl.adam(0.1)).init({"w": 1.0})
+        to_optax(sl.adam(0.1)).init({"w": 1})
     tx = to_optax(sl.adam(0.1))
     with pytest.raises(ValueError, match="The gradient at 'w' has shape"):
         tx.update(ones | {"w": jnp.ones(2)}, tx.init(params), params)

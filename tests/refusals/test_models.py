@@ -39,13 +39,14 @@ def test_models_that_cannot_be_bound_or_are_other_than_the_one_bound():
     numbers = (2.0, {"a": (2.0, mlp())}, [mlp(), {"b": 2.0}])
     for number, path in zip(numbers, ("x", "x.a.0", "x.1.b"), strict=True):
         model = {"w": jnp.ones(2), "x": number}
-        for init in (functools.partial(sl.Optimizer, sl.adam(0.1)), OPTAX_INIT):
+        bind = functools.partial(sl.Optimizer, sl.adam(0.1))
+        for init, given in ((bind, model), (bind, {"x": number}), (OPTAX_INIT, model)):
             with refused(
                 TypeError,
                 f"'{path}' is the Python number 2.0",
                 "`jnp.asarray(2.0)` … `trainable=sl.where.everything()`, which trains all arrays",
             ):
-                init(model)
+                init(given)
         sl.Optimizer(sl.adam(0.1), model, trainable=sl.where.everything())
     # Of a module it may be a rate.
     sl.Optimizer(sl.adam(0.1), {"w": jnp.ones(2), "x": eqx.nn.Dropout(0.5), "y": np.float64(1)})

@@ -207,6 +207,8 @@ def checked_split(model: PyTree, trainable: Where | None) -> Split:
             )
     if trainable is not None:
         check_matches(trainable, split(model, everything()).params)
+    else:
+        _refuse_numbers(model)
     if not any(parts.trainable):
         kinds = sorted({_kind(x) for x in parts.leaves}) or ["no leaves"]
         but = " that `trainable` selects" if trainable is not None else " that it does not mark"
@@ -215,8 +217,6 @@ def checked_split(model: PyTree, trainable: Where | None) -> Split:
             "There is nothing to train: the model has no floating or complex arrays"
             f"{but}. It contains {', '.join(kinds)}."
         )
-    if trainable is None:
-        _refuse_numbers(model)
     _refuse_equal_paths(parts)
     _warn_tied(parts)
     return parts

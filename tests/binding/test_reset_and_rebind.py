@@ -419,14 +419,15 @@ CORRECTED = {
 
 @pytest.mark.parametrize("name", slow_except(CORRECTED, "ema"))
 def test_means_of_unknown_age_start_again_where_their_bias_is_corrected(name):
+    rule = CORRECTED[name]
     model, grads = {"w": jnp.ones(3)}, {"w": jnp.array([1.0, -2.0, 3.0])}
-    opt = sl.Optimizer(CORRECTED[name](False), model)
+    opt = sl.Optimizer(rule(False), model)
     for _ in range(5):
         model, opt = opt.step(model, grads)
-    rebound, report = opt.rebind(model, tx=CORRECTED[name](True))
+    rebound, report = opt.rebind(model, tx=rule(True))
     assert all(path.endswith(".w") for path in report.reshaped)
     assert not report.carried
-    expected = sl.Optimizer(CORRECTED[name](True), model).step(model, grads)[0]
+    expected = sl.Optimizer(rule(True), model).step(model, grads)[0]
     assert_close(rebound.step(model, grads)[0], expected, rtol=1e-6)
 
 

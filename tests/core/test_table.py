@@ -65,9 +65,7 @@ def scan_four(params, opt, grads, check=lambda before, after: None):
 
 
 @rows(1)
-def test_types_hold_where_scan_and_cond_carry_an_optimizer_in_double_precision(
-    row, x64, typechecked
-):
+def test_types_hold_where_scan_and_cond_carry_an_optimizer_in_float64(row, x64, typechecked):
     params = make_params((jnp.float64, jnp.float32, jnp.bfloat16))
     opt = sl.Optimizer(row.tx, params)
 

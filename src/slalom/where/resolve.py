@@ -194,7 +194,10 @@ class _TreeFunction(Where):
             )
         frozen = _FrozenTree.freeze(result)
         if leaves:
-            call = lambda arrays: _FrozenTree.freeze(self.function(arrays)).values  # noqa: E731
+
+            def call(arrays: PyTree) -> tuple[Hashable, ...]:
+                return _FrozenTree.freeze(self.function(arrays)).values
+
             check_arrays_give_no_more(self, call, tree, frozen.values)
         return frozen.evaluate(leaves)
 

@@ -76,7 +76,10 @@ def _reference(x: Any) -> Callable[[], Any]:
 
 def _has_no_state(opt: Any) -> bool:
     """Whether all steps of the optimizer are alike."""
-    is_schedule = lambda x: isinstance(x, AbstractSchedule)  # noqa: E731
+
+    def is_schedule(x: object) -> bool:
+        return isinstance(x, AbstractSchedule)
+
     numbers = jax.tree.leaves(opt.transform, is_leaf=is_schedule)
     has_clock = any("step" in part.module.needs for part in transforms(opt.transform))
     return not (jax.tree.leaves(opt.state) or any(map(is_schedule, numbers)) or has_clock)

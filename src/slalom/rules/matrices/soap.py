@@ -114,9 +114,15 @@ class AbstractInEigenbasis(AbstractTwoSided[EigenState]):
         """
         sides: list[tuple[Array, Array]] = []
         for x, q in zip(statistics, basis, strict=True):
-            # One side after the other.
-            starts = tree.after(self.starts, sides[-1:])
-            sides.append(jax.lax.cond(starts, first_eigenvectors, again, x, q))
+            # One side after the other. The branches wait, and not their predicate: a `vmap` over
+            # matrices would batch it, and take both branches.
+            side = jax.lax.cond(
+                self.starts,
+                lambda x, q, done: first_eigenvectors(tree.after(x, done), q),
+                lambda x, q, done: again(x, tree.after(q, done)),
+                *(x, q, sides[-1:]),
+            )
+            sides.append(side)
         new = tuple(q for q, _ in sides)
         mu = tree.after(mu, sides[-1:])
         with jax.default_matmul_precision("highest"):

@@ -88,7 +88,7 @@ DECISIONS = ("every_k in partition", "every_k of if_finite", "when, passing", "w
 # Norms whose sums of squares overflow or underflow are computed once more, all of them together. On
 # a CPU, another conditional gives each leaf its own norm. L-DoG has both.
 NORMS = sl.ClipByGlobalNorm | sl.NormalizeByUpdateNorm | sl.ScaleByTrustRatio
-OTHER_CONDITIONALS = {"fromage": 1, "distance": 2}
+OTHER_CONDITIONALS = {"adafactor, whole": 2, "fromage": 1, "distance": 2}
 PACED = [name for name, tx in LEAN.items() if isinstance(tx, sl.wrappers.AbstractPacedWrapper)]
 
 

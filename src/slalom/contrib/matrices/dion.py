@@ -16,7 +16,13 @@ from ..._core.fields.declare import checked_field
 from ..._core.fields.keys import AbstractKeyed, key_field
 from ...rules._base import AbstractRule, AbstractTransform, advise_keywords
 from ...rules._layout import matrices_as_text, scale_of, warn_guessed
-from ...rules.matrices._orthonormal import adjoint, first_shift, products_and_factor, times_adjoint
+from ...rules.matrices._orthonormal import (
+    adjoint,
+    first_shift,
+    products_of,
+    shifted_factor,
+    times_adjoint,
+)
 from ...rules.matrices._routing import chosen, descent, rate_beside_muon, with_adam_elsewhere
 from ...rules.momentum.momentum import first_moment
 from ...tree.paths import leaf_paths
@@ -181,7 +187,7 @@ def _orthonormal(x: Inexact[Array, "n r"]) -> Inexact[Array, "n r"]:
 
 def _round_of_cholesky(x: Inexact[Array, "n r"], shift: float) -> Inexact[Array, "n r"]:
     """The matrix times an upper triangular one, with columns that are closer to orthonormal."""
-    _, factor = products_and_factor(x, shift)
+    factor = shifted_factor(products_of(x), shift)
     identity = jnp.eye(x.shape[1], dtype=x.dtype)
     with jax.default_matmul_precision("highest"):
         # The inverse and not a solution for x, whose rows may be on several devices. The shift

@@ -1,5 +1,6 @@
 """Transforms that scale the update of each leaf by the norm of its parameter."""
 
+import math
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -58,9 +59,14 @@ class _AbstractScaleByParam(AbstractRule[None]):
 
     min_scale: fields.Number = fields.hyperparameter(1e-3, within="[0, inf)")
 
-    over: ClassVar[str] = "leaf"
     needs: ClassVar[tuple[str, ...]] = ("params",)
     keeps_zeros: ClassVar[bool] = True
+
+    def measure(self, g, leaf):
+        return {"p": tree.NormOf(self.p)}
+
+    def finish(self, sums, state):
+        self.norm = sums.each("p")
 
 
 class ScaleByParamBlockNorm(_AbstractScaleByParam):
@@ -72,7 +78,7 @@ class ScaleByParamBlockNorm(_AbstractScaleByParam):
     """
 
     def direction(self, g, leaf):
-        return g * jnp.maximum(tree.norm(self.p), self.min_scale)
+        return g * jnp.maximum(self.norm, self.min_scale)
 
 
 class ScaleByParamBlockRms(_AbstractScaleByParam):
@@ -88,7 +94,8 @@ class ScaleByParamBlockRms(_AbstractScaleByParam):
     """
 
     def direction(self, g, leaf):
-        return g * jnp.maximum(tree.rms(self.p), self.min_scale)
+        rms = self.norm / math.sqrt(max(g.size, 1))
+        return g * jnp.maximum(rms, self.min_scale)
 
 
 class ScaleByFromage(AbstractRule[None]):

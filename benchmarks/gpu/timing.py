@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from ..measure import Step
 
-ROUNDS = 5
+ROUNDS = 11
 
 
 def log(text: str) -> None:

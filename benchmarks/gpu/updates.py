@@ -156,19 +156,25 @@ def peers(params: dict[str, Any], repetitions: int) -> list[dict[str, Any]]:
 
 
 def memory(make: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
-    """The bytes that `sl.plan` predicts for a step, and the peak of the device.
+    """The bytes that `sl.plan` predicts for a step, those in use before it, and the peak.
 
-    The peak covers the whole process, so this part comes first.
+    The allocator counts whole chunks, so arrays take more than their bytes. The peak covers the
+    whole process, so this part comes first.
     """
     tx, params = sl.adamw(1e-3), make()
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
     planned = sl.plan(tx, params, mesh)
     opt, grads = sl.Optimizer(tx, params), jax.tree.map(jnp.zeros_like, params)
     step = jax.jit(lambda p, opt, g: opt.step(p, g), donate_argnums=(0, 1))
+    jax.block_until_ready((jax.tree.leaves(opt), grads))
+    before = _memory_stats().get("bytes_in_use")
     jax.block_until_ready(step(params, opt, grads))
-    stats = jax.devices()[0].memory_stats() or {}
-    peak = stats.get("peak_bytes_in_use")
-    return [{"step": "AdamW", "planned": planned.total, "peak": peak}]
+    peak = _memory_stats().get("peak_bytes_in_use")
+    return [{"step": "AdamW", "planned": planned.total, "before": before, "peak": peak}]
+
+
+def _memory_stats() -> dict[str, int]:
+    return jax.devices()[0].memory_stats() or {}
 
 
 def text(found: dict[str, Any]) -> list[str]:
@@ -198,7 +204,8 @@ def text(found: dict[str, Any]) -> list[str]:
     for row in found.get("memory", []):
         if row["peak"]:
             parts.append(
-                f"A step of AdamW takes {row['planned'] / 1e9:.3f} GB according to `sl.plan`; the "
-                f"device had {row['peak'] / 1e9:.3f} GB in use."
+                f"A step of AdamW takes {row['planned'] / 1e9:.3f} GB according to `sl.plan`. The "
+                f"allocator had {row['before'] / 1e9:.3f} GB in use before the step, and at most "
+                f"{row['peak'] / 1e9:.3f} GB in it."
             )
     return parts

@@ -58,9 +58,9 @@ def bound(tx: Any = None, **options: Any) -> sl.Optimizer:
 
 def mlp(depth: int = 1, width: int = 4) -> eqx.nn.MLP:
     # Without random numbers, which are compiled for each shape.
-    make = lambda: eqx.nn.MLP(2, 1, width, depth, key=jax.random.key(0))  # noqa: E731
-    ones = lambda x: jnp.ones(x.shape) if isinstance(x, jax.ShapeDtypeStruct) else x  # noqa: E731
-    return jax.tree.map(ones, eqx.filter_eval_shape(make))
+    shapes = eqx.filter_eval_shape(eqx.nn.MLP, 2, 1, width, depth, key=jax.random.key(0))
+    dynamic, static = eqx.partition(shapes, lambda x: isinstance(x, jax.ShapeDtypeStruct))
+    return eqx.combine(jax.tree.map(lambda x: jnp.ones(x.shape), dynamic), static)
 
 
 def total(model: Any) -> jax.Array:

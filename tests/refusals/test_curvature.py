@@ -82,6 +82,28 @@ def test_data_and_examples():
         sl.LeastSquares(residual).on(x, example_weights=jnp.ones(4))
     with refused(TypeError, "the residual returned dtype int32", "a floating or complex array"):
         sl.LeastSquares(lambda p, x: jnp.ones(2, jnp.int32))(params(), x)
+    with refused(ValueError, "The residual returned an empty array", obvious="return a number"):
+        sl.LeastSquares(lambda p, x: jnp.ones(0))(params(), x)
+    with refused(TypeError, "`example_weights` … got ArrayImpl", "a dict … `{'fit': weights}`"):
+        sl.LeastSquares(TWO).on({"fit": x, "edge": x}, example_weights=x)
+    unequal = {"fit": x, "edge": x[:2]}
+    with refused(ValueError, "blocks of this loss have 2, 3 examples", "one block, or a rule"):
+        clip = sl.PerExampleGlobalNormClip(1.0) | sl.sgd(0.1)
+        sl.train_step(sl.LeastSquares(TWO))(params(), bound(clip), unequal)
+
+
+def test_outputs_and_energies():
+    with refused(TypeError, "`outputs_fn` … got dtype complex64", "a real floating array"):
+        sl.OutputLoss(lambda p, x: p["b"].astype(jnp.complex64), jnp.sum)(params(), x)
+    with refused(ValueError, "`loss_of_outputs` … got shape (2,)", "a scalar for one example"):
+        sl.OutputLoss(residual, jnp.square)(params(), x)
+    energy = sl.VariationalEnergy(residual)
+    with refused(ValueError, "`local_energies` … got float", "an entry for each sample"):
+        energy(params(), x, 3.0)
+    with refused(TypeError, "`log_psi` … got float32(2,)", "a floating or complex scalar"):
+        energy(params(), x, x)
+    with refused(ValueError, "VariationalEnergy … its batch cannot be divided", "`chunk=`"):
+        sl.train_step(energy, microbatches=3)(params(), bound(), x, x)
 
 
 def test_residuals_of_a_step():

@@ -104,6 +104,10 @@ def test_what_is_no_selector():
         sl.muon(0.1, layout={sl.where.everything: "io"})
     with refused(TypeError, "sl.where.ndim makes a selector", "`sl.where.ndim(...)`"):
         sl.where.path("w") & sl.where.ndim
+    with refused(TypeError, "sl.where.ndim takes either", "a number of axes, or `min` and `max`"):
+        sl.where.ndim(2, min=1)
+    with refused(TypeError, "sl.where.leaf … got 3", "a function of (path, leaf)"):
+        sl.where.leaf(3)
     with refused(TypeError, "sl.where.everything makes a selector", "`sl.where.everything()`"):
         sl.partition({1: sl.adam(0.1)}, {sl.where.everything: 1})
     for make in (

@@ -49,6 +49,8 @@ def test_losses_functions_and_arguments():
         TypeError, "'args.0' of type set … hashable", "Pass an array … mark the field … static"
     ):
         sl.train_step(lambda model, names: total(model))(params(), bound(), {"a"})
+    with refused(TypeError, "`context` … got int", "`context={'key': key}` … by position"):
+        sl.train_step(total)(params(), bound(), context=3)
 
 
 def test_donated_buffers():

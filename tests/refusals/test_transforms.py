@@ -128,6 +128,16 @@ def test_parts_and_declarations_of_rules():
         refreshed(Misnamed())
     with refused(AttributeError, "no field 'factor' … are: 'factors'", "`self.factor = ...`"):
         refreshed(Misspelt())
+    with refused(ValueError, "'0..1' is not an interval", "'[0, 1)'"):
+        sl.fields.hyperparameter(1.0, within="0..1")
+    with refused(TypeError, "complex64 update … float32 parameter", obvious="take its real part"):
+        sl.tree.add(jnp.ones(2), jnp.ones(2, jnp.complex64))
+    tx = sl.sgd(0.1).drive({"learning_rate": sl.schedules.ReduceOnPlateau(1.0)})
+    with refused(TypeError, "Drive needs 'value'", "`sl.Context(value=loss)`"):
+        tx.update(params(), tx.init(params()), params(), sl.Context(step=0))
+    tx, one = sl.adam(0.1).flatten(), {"b": jnp.ones(2)}
+    with refused(ValueError, "`.flatten()` … for 2 … gets 1", "`sl.Optimizer(tx, model)`, or"):
+        tx.update(one, tx.init(params()), one)
 
 
 def test_gradients_that_pass_raw_and_places_outside_of_maximize():
@@ -189,6 +199,9 @@ def test_states_updates_and_transforms_of_optax():
 
 
 def test_projections():
+    after = "`tx.schedule_free().project(...)`. In a partition, do so"
+    with refused(ValueError, "`.project(...)` … 'every_k.schedule_free'", after):
+        sl.adam(0.1).schedule_free().every_k(2).project(sl.projections.non_negative())
     with refused(
         TypeError,
         "Project.fn … got <class 'slalom.projections.polyhedra.non_negative'>",

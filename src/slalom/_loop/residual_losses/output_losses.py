@@ -312,7 +312,8 @@ class _Scores(AbstractBlock):
     def outputs(self, params: PyTree, row: PyTree) -> Float[Array, " outputs"]:
         z = self.log_psi(params, *eqx.combine(row, self.shared))
         if not tree.is_inexact(z) or z.shape != ():
-            raise TypeError(f"`log_psi` must return a floating or complex scalar, got {z!r}.")
+            kind = f"{z.dtype}{z.shape}" if tree.is_array(z) else f"type {type(z).__name__}"
+            raise TypeError(f"`log_psi` must return a floating or complex scalar, got {kind}.")
         return as_real(z)
 
     def local(self, outputs: Float[Array, "examples outputs"]) -> Local:

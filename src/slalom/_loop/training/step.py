@@ -231,7 +231,7 @@ class TrainStep(Generic[P, R]):
         if not isinstance(context, Mapping):
             raise TypeError(
                 "`context` must be a dict of what the transforms need, such as `context={'key': "
-                f"key}}`, got a {type(context).__name__}. To pass an argument of this name to the "
+                f"key}}`, got {type(context).__name__}. To pass an argument of this name to the "
                 "loss, pass it by position."
             )
         provided = ["value", "grad", *FUNCTIONS] + ["weight"] * self.options.has_weight

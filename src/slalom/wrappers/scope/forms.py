@@ -129,9 +129,9 @@ class Flatten(AbstractWrapper[FlattenState]):
             refuse_shards("Flatten", updates)
         if len(small) != len(state.shapes):
             raise ValueError(
-                f"There are {len(small)} small parameters, but the state of `.flatten()` was "
-                f"created for {len(state.shapes)}. Create a new optimizer with "
-                "`sl.Optimizer(tx, model)`, or transfer the state with `opt.rebind(model)`."
+                f"The state of `.flatten()` was created for {len(state.shapes)} small parameters, "
+                f"and gets {len(small)}. Create a new optimizer with `sl.Optimizer(tx, model)`, or "
+                "transfer the state with `opt.rebind(model)`."
             )
         for (path, shape), before in zip(small, state.shapes, strict=True):
             if shape != before:

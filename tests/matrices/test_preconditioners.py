@@ -166,8 +166,11 @@ RANKS = {"full": np.ones(24), "decades": 10.0 ** -np.arange(24), "low": np.arang
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
-def test_a_refresh_of_soap_is_a_qr_decomposition(rank, dtype, x64):
+@pytest.mark.parametrize("platform", ["cpu", "default"])
+def test_a_refresh_of_soap_is_a_qr_decomposition(rank, dtype, platform, monkeypatch, x64):
     """Also where columns nearly depend on each other, and where they are zero."""
+    if platform == "default":
+        monkeypatch.setattr(jax.lax, "platform_dependent", lambda *x, cpu, default: default(*x))
     random = np.random.default_rng(0)
     sizes = np.zeros((24, 24)) + RANKS[rank]
     rule = sl.ScaleBySoap(precondition_frequency=1, b2=0.5)

@@ -83,7 +83,7 @@ class Saving:
         if self._thread is not None:
             self._thread.join()
         if _unfinished.get(_place(self.path)) is self:
-            del _unfinished[_place(self.path)]
+            _unfinished.pop(_place(self.path), None)  # another thread may wait for it, too
         if self._error is not None:
             raise self._error
         return self.path
@@ -121,8 +121,8 @@ def wait_for_saves(path: str | os.PathLike[str]) -> None:
     Called before the next snapshot is made: at most one for each directory is in memory, and saves
     end in their order. And before a file is read, which would be the old one otherwise.
     """
-    if (directory := _place(path)) in _unfinished:
-        _unfinished[directory].wait()
+    if (saving := _unfinished.get(_place(path))) is not None:
+        saving.wait()
 
 
 @atexit.register

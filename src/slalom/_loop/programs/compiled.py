@@ -92,7 +92,7 @@ def _family_with(key: Hashable, source: Any) -> Family:
 def _keep(key: Hashable, family: Family, transform: Any) -> None:
     whose = None if transform is None else id(transform)
     if transform is not None and whose not in _kept:
-        weakref.finalize(transform, _kept.pop, whose).atexit = False
+        weakref.finalize(transform, _kept.pop, whose, None).atexit = False
     families = _kept.setdefault(whose, OrderedDict())
     families[key] = family
     families.move_to_end(key)

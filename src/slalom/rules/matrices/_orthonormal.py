@@ -70,11 +70,22 @@ def shifted_factor(products: Inexact[Array, "m m"], shift: Array | float) -> Arr
 
 @jax.custom_jvp
 def orthonormal(x: Inexact[Array, "n n"]) -> Inexact[Array, "n n"]:
-    """Q of the decomposition x = Q·R with a positive diagonal of R.
+    """Q of the decomposition x = Q·R with a positive diagonal of R. No column may be zero."""
+    return jax.lax.platform_dependent(x, cpu=_by_reflections, default=_by_rounds)
+
+
+def _by_reflections(x: Inexact[Array, "n n"]) -> Inexact[Array, "n n"]:
+    q, r = jnp.linalg.qr(x)
+    sign = jnp.sign(jnp.diagonal(r))
+    return q * jnp.where(sign == 0, 1, sign)[None]
+
+
+def _by_rounds(x: Inexact[Array, "n n"]) -> Inexact[Array, "n n"]:
+    """The same without reflections, which a GPU applies one after the other.
 
     It is as accurate as a QR decomposition: columns of any length count alike, and rounds of
     Cholesky's method repeat until R is near I. Cheaper products do the rest, R ≈ I + Φ with a
-    triangular Φ and xᴴ·x = I + Φ + Φᴴ. No column may be zero.
+    triangular Φ and xᴴ·x = I + Φ + Φᴴ.
 
     ??? cite "Fukaya et al., [Shifted Cholesky QR for computing the QR factorization of
         ill-conditioned matrices](https://arxiv.org/abs/1809.11085), 2018"

@@ -31,6 +31,7 @@ def make_params():
         "w": jnp.linspace(-1, 1, 32).reshape(4, 8),
         "b": jnp.linspace(0.5, 1, 8),
         "odd": jnp.ones(3),
+        "none": jnp.ones((0, 8)),
         "s": jnp.asarray(0.25, jnp.float32),
     }
 
@@ -80,7 +81,7 @@ def test_the_largest_free_dimension_is_partitioned_if_the_mesh_can_hold_it():
     assert adam.nu["odd"].sharding.is_fully_replicated
     assert report.partitioned["scale_by_adam.mu.w"] == (None, "data")
     assert set(report.whole) == {
-        f"scale_by_adam.{m}.{p}" for m in ("mu", "nu") for p in ("odd", "s")
+        f"scale_by_adam.{m}.{p}" for m in ("mu", "nu") for p in ("none", "odd", "s")
     }
     saved = 2 * 4 * (32 + 8) * (DEVICES - 1) // DEVICES
     assert report.bytes_before - report.bytes_after == saved
@@ -108,7 +109,8 @@ def test_the_largest_free_dimension_is_partitioned_if_the_mesh_can_hold_it():
 @rows(3, BUT_RECIPES, everyday=())
 def test_steps_are_those_of_one_device_and_keep_the_shardings(row):
     noise = 0.1 * jax.random.normal(jax.random.key(0), (2, 8, 8)) + hadamard(8)[None]
-    start = {"w": jnp.linspace(-1, 1, 64).reshape(8, 8), "b": jnp.ones(8), "odd": jnp.ones(3)}
+    start = {"b": jnp.ones(8), "odd": jnp.ones(3), "none": jnp.ones((0, 8))}
+    start["w"] = jnp.linspace(-1, 1, 64).reshape(8, 8)
     params, opt, _ = sharded(row.tx, start)
     before = [x.sharding for x in jax.tree.leaves((params, opt))]
     compiled = jax.jit(lambda params, opt, noise: noisy_step(params, opt, noise))

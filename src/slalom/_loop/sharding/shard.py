@@ -126,8 +126,9 @@ def _with_axis(
     parts, used = mesh.shape[axis], {name for entry in spec for name in axis_names(entry)}
     free = [
         i
-        for i, size in enumerate(sizes)
-        if size > 0 and spec[i] is None and all(shape[i] % parts == 0 for shape in shapes)
+        for i in range(len(sizes))
+        # XLA returns an array without entries whole, so a step would compile again.
+        if all(sizes) and spec[i] is None and all(shape[i] % parts == 0 for shape in shapes)
     ]
     is_divided = bool(free) and parts > 1 and axis not in used
     if is_divided:

@@ -174,8 +174,11 @@ def test_models_of_one_array_batches_of_runs_and_typed_keys_come_back(path):
 
     opts = eqx.filter_vmap(make)(jnp.array([0.1, 0.2]))
     sl.checkpoint.save(path, opt=opts)
-    loaded = sl.checkpoint.load(path, opt=eqx.filter_vmap(make)(jnp.zeros(2)), hyperparams="file")
+    others = eqx.filter_vmap(make)(jnp.zeros(2))
+    loaded = sl.checkpoint.load(path, opt=others, hyperparams="file")
     assert_same_bits(loaded["opt"], opts)
+    with pytest.warns(UserWarning, match=r"is \[0\.1, 0\.2\] in the file and \[0\.0, 0\.0\] here"):
+        sl.checkpoint.load(path, opt=others)
     with pytest.raises(sl.checkpoint.MismatchError, match=r"count is \(2,\) in the file"):
         sl.checkpoint.load(path, opt=make(0.1))
 

@@ -251,7 +251,7 @@ class _Comparison:
             elif i in theirs:
                 pair = [np.asarray(raw(read(x))) for x in (theirs[i], leaf)]
                 if form(theirs[i]) != form(leaf) or pair[0].tobytes() != pair[1].tobytes():
-                    self.notes["hyperparams"][name] = tuple(map(shortest, pair))
+                    self.notes["hyperparams"][name] = tuple(map(_number, pair))
 
     def _compare_states(
         self, path: str, ours: Side, after: Side, matched: Match, runs: tuple[int, ...]
@@ -309,6 +309,14 @@ def _arrays(leaf: Any) -> str:
 
 
 # --- messages -------------------------------------------------------------------------------
+
+
+def _number(x: np.ndarray) -> str:
+    """A hyperparameter in short, or those of several runs."""
+    if x.ndim == 0:
+        return shortest(x)
+    options: Any = {"threshold": 4, "edgeitems": 2, "formatter": {"all": shortest}}
+    return np.array2string(x, separator=", ", **options)
 
 
 def _differences(changes: Mapping[str, tuple[str, str]]) -> list[str]:

@@ -17,11 +17,14 @@ AXES = {
     "explicit": (AxisType.Explicit,) * 2,
     "mixed": (AxisType.Explicit, AxisType.Auto),
 }
+EMPTY = {AXES["automatic"]: (), AXES["explicit"]: (None, "model"), AXES["mixed"]: (None, None)}
 RULES = {
     "adam": sl.adam(1e-3),
     "adafactor": sl.adafactor(1e-3, min_dim_size_to_factor=2),
     "sm3": sl.sm3(1e-3),
+    "apollo": sl.contrib.apollo(1e-3, rank=2),
     "lbfgs": sl.ScaleByLbfgs() | sl.Scale(-0.1),
+    "broyden": sl.contrib.ScaleBySelfScaledBroyden() | sl.Scale(-0.1),
     "novograd": sl.novograd(1e-3),
     "every_k": sl.adam(1e-3).every_k(2),
     "average": sl.adam(1e-3).average(0.9),
@@ -39,6 +42,7 @@ def sharded(axis_types):
         "w": put(jnp.ones((4, 8)), "data", "model"),
         "b": put(jnp.ones(8), "model"),
         "s": put(jnp.ones(())),
+        "none": put(jnp.ones((0, 8)), *EMPTY[axis_types]),
     }
 
 

@@ -264,7 +264,7 @@ def stored_like(old: PyTree, value: PyTree, seed: Array | None = None) -> tuple[
     - `seed`: the seed of the random bits, if it is rounded stochastically.
     """
     if not is_encoded(old):
-        value = cast_like(value, old)
+        value = jax.tree.map(placed_like, cast_like(value, old), old)
         return value, value
     value = cast(value, old.dtype)
     new = old.encode(value, seed)

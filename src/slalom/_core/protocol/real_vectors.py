@@ -51,7 +51,7 @@ def _flat(params: PyTree, dtype: np.dtype, sign: int) -> Array:
             parts += [x.real, sign * x.imag]
         else:
             parts.append(x)
-    flat = [replicated(x.reshape(-1)).astype(dtype) for x in parts]
+    flat = [replicated(x).reshape(-1).astype(dtype) for x in parts]
     return jnp.concatenate(flat) if flat else jnp.zeros(0, dtype)
 
 

@@ -95,9 +95,9 @@ def _by_rounds(x: Inexact[Array, "n n"]) -> Inexact[Array, "n n"]:
     def error_of(x: Array) -> Array:
         return products_of(x) - jnp.eye(len(x), dtype=x.dtype)
 
-    def is_near(error: Array) -> Array:
+    def is_far(error: Array) -> Array:
         # From ‖E‖ ≤ 0.2 on, products converge: the next error is at most 3·‖E‖².
-        return jnp.sum(tree.abs_squared(error)) <= 0.04
+        return jnp.sum(tree.abs_squared(error)) > 0.04
 
     def factorized(carry: tuple[Array, ...]) -> tuple[Array, ...]:
         x, error, rounds, shift = carry
@@ -115,7 +115,7 @@ def _by_rounds(x: Inexact[Array, "n n"]) -> Inexact[Array, "n n"]:
         turn = jnp.triu(error, 1) + jnp.diag(jnp.diagonal(error)) / 2
         # Products with small numbers need no full precision.
         with jax.default_matmul_precision("high"):
-            return x - x @ jnp.where(is_near(error), turn, 0)
+            return x - x @ jnp.where(is_far(error), 0, turn)
 
     def polished(carry: tuple[Array, ...]) -> tuple[Array, ...]:
         x = multiplied(*carry[:2])
@@ -128,7 +128,7 @@ def _by_rounds(x: Inexact[Array, "n n"]) -> Inexact[Array, "n n"]:
     x = _of_length_one(x)
     start = x, error_of(x), jnp.int32(0), jnp.asarray(first_shift(x), real)
     *start, _ = jax.lax.while_loop(
-        lambda carry: ~is_near(carry[1]) & (carry[2] < _MOST_ROUNDS), factorized, start
+        lambda carry: is_far(carry[1]) & (carry[2] < _MOST_ROUNDS), factorized, start
     )
     x, error, _ = jax.lax.while_loop(
         lambda carry: is_coarse(carry[1]) & (carry[2] < _MOST_ROUNDS), polished, tuple(start)

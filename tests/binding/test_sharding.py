@@ -1,7 +1,5 @@
 """State is where the parameters are: at binding, in every step, in a `jit` and on the host."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -170,13 +168,9 @@ def test_state_that_was_moved_stays_there_and_rebinding_remembers():
     assert after["w"].sharding.spec == P("model")
 
 
-LOW_RANK = re.compile("apollo|galore", re.IGNORECASE)
-"""Their moments of projected gradients are created on all devices, and a step partitions them."""
-
-
 def specs(tree):
-    """Those of arrays with axes: `jax.eval_shape` shows none for some scalars."""
-    return [x.sharding.spec for x in jax.tree.leaves(tree) if x.ndim]
+    """Those of arrays with axes: `jax.eval_shape` shows none for some scalars and empty arrays."""
+    return [x.sharding.spec for x in jax.tree.leaves(tree) if x.ndim and x.size]
 
 
 @rows(
@@ -190,8 +184,6 @@ def test_every_row_steps_along_explicit_axes(row):
     opt = sl.Optimizer(row.tx, params)
     # JAX checks explicit axes in types: nothing has to be compiled.
     after = jax.eval_shape(lambda p, opt: opt.step(p, p, **known(p, p)), params, opt)
-    if LOW_RANK.search(row.name):
-        after, opt = after[0], ()
     assert specs(after) == specs((params, opt))
 
 

@@ -315,10 +315,13 @@ def outermost_conditionals(jaxpr):
     return own + sum(map(outermost_conditionals, inner))
 
 
+FACTORIZATIONS = "householder_product", "geqrf", "qr", "eigh", "cholesky", "triangular_solve"
+
+
 def factorizations(jaxpr, around=0):
     """The kinds of factorizations, with the number of conditionals around each."""
     for e in jaxpr.eqns:
-        if e.primitive.name in ("geqrf", "eigh", "cholesky", "triangular_solve"):
+        if e.primitive.name in FACTORIZATIONS:
             yield e.primitive.name, around
         for inner in jax.tree.leaves((*e.params.values(),)):
             if hasattr(inner := getattr(inner, "jaxpr", inner), "eqns"):

@@ -50,6 +50,10 @@ def scaled_square(
     - `axes`: those over which the squares are summed, which keep size 1; `None` for all.
     """
 
+    if axes is None and not x.size:  # JAX sums no such array that is on explicit axes of a mesh
+        square = jnp.zeros((), x.real.dtype)
+        return square, _for_small(square)
+
     def summed(x: Array) -> Array:
         return jnp.sum(abs_squared(x), axes, keepdims=axes is not None)
 
@@ -344,8 +348,6 @@ def norm(x: Inexact[Array, "..."], axes: int | tuple[int, ...] | None = None) ->
     - `x`: a floating or complex array.
     - `axes`: those over which the squares are summed, which keep size 1; `None` for all.
     """
-    if axes is None and not x.size:  # JAX sums no such array that is on explicit axes of a mesh
-        return jnp.zeros((), x.real.dtype)
     square, factor = scaled_square(x, axes)
     return root(square) / factor
 

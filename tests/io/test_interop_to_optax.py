@@ -16,6 +16,7 @@ from jax.tree_util import GetAttrKey
 
 import slalom as sl
 from helpers import (
+    Counting,
     after_steps,
     assert_close,
     assert_same_bits,
@@ -366,6 +367,26 @@ def test_optax_reads_sets_and_maps_the_state_by_names():
     state = optax.tree.map_params(tx, jnp.zeros_like, tx.init(large))
     assert state.inner_state.inner[0].mu.together["float32"].shape == (7,)
     assert state.inner_state.inner[0].mu.apart["w"].shape == (100, 100)
+
+
+@pytest.mark.parametrize("tx", [sl.lbfgs(), sl.adam(0.1).sam(0.05)], ids=["search", "sam"])
+def test_the_loss_gets_the_data_that_it_takes_and_other_data_compile_nothing(tx):
+    def loss_of(params, batch, key=None):
+        scale = 1.0 if key is None else jax.random.uniform(key)
+        return scale * sum(jnp.sum(jnp.square(p - batch)) for p in jax.tree.leaves(params))
+
+    tx, loss_fn, key = to_optax(tx), Counting(loss_of), jax.random.key(0)
+    state = tx.init(params)
+    for batch in (jnp.asarray(0.5), jnp.asarray(2.0)):
+        grads = jax.grad(loss_of)(params, batch, key)
+        known = {"value": loss_of(params, batch, key), "grad": grads}
+        before = loss_fn.traces
+        given = {"value_fn": loss_fn, "batch": batch, "key": key, "other": 1}
+        updates, _ = tx.update(grads, state, params, **known, **given)
+        taken = loss_fn.traces - before
+        known["value_fn"] = lambda p, batch=batch: loss_of(p, batch, key)
+        assert_same_bits(updates, tx.update(grads, state, params, **known)[0])
+    assert taken == 0
 
 
 def test_optax_code_can_sweep_and_donate_and_compiles_once():

@@ -1,6 +1,7 @@
 """A transform as one of Optax."""
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -48,7 +49,8 @@ def to_optax(
     works too.
 
     The keywords of `opt.update`, such as `value`, `value_fn` and `key`, and those that a link
-    declares in `needs` are passed on by name. Others are dropped, as in Optax.
+    declares in `needs` are passed on by name. `value_fn` also gets the keywords that it takes by
+    name, such as `batch`, as in Optax. Others are dropped.
 
     With `.average`, `.lookahead` and `.project`, the updates are the new parameters minus the old
     ones. Apply them as they are: a transform after them would change parameters that were averaged
@@ -202,4 +204,14 @@ def _keywords(state: ToOptaxState, params: PyTree, extra_args: Mapping[str, Any]
                 f"`tx.update(grads, state, {passed})`."
             )
         declared |= needs
+    if callable(value_fn := available.get("value_fn")):
+        available["value_fn"] = _with_arguments(value_fn, available)
     return {name: x for name, x in available.items() if name in declared - {"params"}}
+
+
+def _with_arguments(value_fn: Callable[..., Any], keywords: dict[str, Any]) -> Callable[..., Any]:
+    """The loss as a function of the parameters alone, given those keywords that it takes."""
+    _, *takes = inspect.signature(value_fn).parameters
+    arguments = {name: keywords[name] for name in takes if name in keywords}
+    # As a tree, so that other data do not recompile the update.
+    return jax.tree_util.Partial(value_fn, **arguments) if arguments else value_fn

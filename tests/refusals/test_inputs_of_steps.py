@@ -113,6 +113,7 @@ def test_other_trees_and_leaves():
 
 PASS_THE_LOSS = "`opt.step(model, grads, value=loss)` … `sl.Context(value=loss)` … `sl.train_step`"
 ACCEPTED = "accepted: value, grad, value_fn, key, weight, per_param."
+DECLARE = " … `context.extra` … `needs = ('temprature',)`."
 
 
 def test_needs_and_names():
@@ -134,11 +135,10 @@ def test_needs_and_names():
     ):
         opt = bound(ScaleByTemperature() | sl.sgd(0.1))
         sl.train_step(lambda model: jnp.sum(model["w"]))(params(), opt)
-    with refused(TypeError, "No transform uses 'temprature'", ACCEPTED):
+    with refused(TypeError, "No transform uses 'temprature'", ACCEPTED + DECLARE):
         bound().step(params(), params(), temprature=1.0)
-    with refused(
-        TypeError, "No transform uses 'temprature'", ACCEPTED + " … also accept: temperature"
-    ):
+    more = " … also accept: temperature."
+    with refused(TypeError, "No transform uses 'temprature'", ACCEPTED + more + DECLARE):
         tx = ScaleByTemperature() | sl.sgd(0.1)
         bound(tx).step(params(), params(), temprature=1.0, temperature=1.0)
 

@@ -378,7 +378,8 @@ TYPES = {
         lambda: returning(lambda loss, x: (loss, 1), context={"weight": 1.0})
     ),
     "No transform uses 'temperature'. These keywords are always accepted: value, grad, value_fn, "
-    "key, weight, per_param.": lambda: run(X, Y, context={"temperature": 1.0}),
+    "key, weight, per_param. To pass it on in `context.extra`, declare it in a transform: "
+    "`needs = ('temperature',)`.": lambda: run(X, Y, context={"temperature": 1.0}),
 }
 VALUES = {
     "train_step.microbatches must be at least 1, got 0.": lambda: run(X, Y, microbatches=0),

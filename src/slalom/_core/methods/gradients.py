@@ -136,7 +136,8 @@ class AbstractGradientMethods(AbstractDeclared):
         **Arguments:**
 
         - `condition`: a function `condition(context, updates)` that returns a bool scalar. It is
-            called in every step. `context.step` is the step count.
+            called in every step. `context.step` is the step count, and `context.extra` has the
+            inputs that custom transforms declare in `needs`.
         - `otherwise`: the updates in other steps: `"pass"` leaves them unchanged, `"zero"` makes
             them zero.
 

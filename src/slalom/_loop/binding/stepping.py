@@ -208,7 +208,8 @@ def _context(
             also = f" These transforms also accept: {', '.join(accepted)}." if accepted else ""
             raise TypeError(
                 f"No transform uses '{name}'. These keywords are always accepted: "
-                f"{', '.join(KEYWORDS)}.{also}"
+                f"{', '.join(KEYWORDS)}.{also} To pass it on in `context.extra`, declare it in a "
+                f"transform: `needs = ('{name}',)`."
             )
     return context
 

@@ -1,4 +1,4 @@
-"""Newton's step by conjugate gradients, which shows how far a minimum is."""
+"""Newton's step by conjugate gradients, which shows whether a minimum is near."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -22,28 +22,34 @@ class _Search(NamedTuple):
     squares: Scalar  # of the residual
     largest: Scalar  # of the curvatures so far
     decrease: Scalar
+    near: Array
 
 
-def newton(
+def is_minimum(
     product: Callable[[Array], Array],
     gradient: Float[Array, " params"],
     sizes: Float[Array, " params"],
+    least: Scalar,
+    shortest: Scalar,
     wanted: Bool[Array, ""],
-) -> tuple[Scalar, Scalar, Int[Array, ""]]:
-    """Newton's step −H⁻¹·g, or the part of it that a few products with H find, in units in which
-    the parameters have similar sizes.
+) -> tuple[Bool[Array, ""], Int[Array, ""]]:
+    """Whether Newton's step −H⁻¹·g is negligible, or the part of it that a few products with H
+    find, in units in which the parameters have similar sizes.
+
+    It is if the loss falls by ½·gᵀH⁻¹g ≤ `least`, if it is a parabola, or if the length
+    ‖sizes·H⁻¹g‖ ≤ `shortest`. Both grow with each product, so the search ends where both are
+    larger. At a negative curvature there is no minimum near.
 
     **Arguments:**
 
     - `product`: from a vector v to H·v.
     - `gradient`: g.
     - `sizes`: what the entries of the step are multiplied by in its length. If all are 0, nothing
-        can move, and both numbers are infinite.
-    - `wanted`: whether the result is used. If not, there are no products, also under `vmap`.
+        can move, and this is no minimum.
+    - `least`, `shortest`: the tolerances.
+    - `wanted`: whether to ask. If not, the result is `False` without a product, also under `vmap`.
 
-    **Returns:** ½·gᵀH⁻¹g, by which the loss falls if it is a parabola; the length ‖sizes·H⁻¹g‖;
-    and the number of products. The first two grow with each product, so they are lower bounds. At a
-    negative curvature they are infinite: there is no minimum near.
+    **Returns:** the result, and the number of products.
     """
     eps = jnp.finfo(gradient.dtype).eps
     squares = jnp.vdot(gradient, gradient)
@@ -58,19 +64,22 @@ def newton(
         bent = jnp.maximum(jnp.abs(curvature), eps * largest)
         rate = s.squares / jnp.where(bent > 0, bent * length, jnp.inf)
         rate = jnp.where(curvature < -(eps**0.5) * largest, jnp.inf, rate)
-        residual = s.residual - rate * moved
+        x, residual = s.x + rate * s.direction, s.residual - rate * moved
         new = jnp.vdot(residual, residual)
+        decrease = s.decrease + rate * s.squares / 2
+        near = (decrease <= least) | (jnp.linalg.norm(sizes * x) <= shortest)
         products = s.products + 1
-        on = (curvature > eps * largest) & (new > eps**2 * squares) & jnp.isfinite(new)
+        on = (curvature > eps * largest) & (new > eps**2 * squares) & jnp.isfinite(new) & near
         return _Search(
             products,
             on & (products < min(len(gradient), MOST_PRODUCTS)),
-            s.x + rate * s.direction,
+            x,
             residual,
             residual + new / s.squares * s.direction,
             new,
             largest,
-            s.decrease + rate * s.squares / 2,
+            decrease,
+            near,
         )
 
     end = tree.while_loop(
@@ -86,10 +95,7 @@ def newton(
             squares,
             zero,
             zero,
+            wanted,
         ),
     )
-    # Where nothing can move there is no minimum.
-    still = wanted & jnp.all(sizes == 0)
-    decrease = jnp.where(still, jnp.inf, end.decrease)
-    length = jnp.where(still, jnp.inf, jnp.linalg.norm(sizes * end.x))
-    return decrease, length, end.products
+    return end.near & jnp.any(sizes != 0), end.products

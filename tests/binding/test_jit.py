@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AxisType
 
 import slalom as sl
 from helpers import Counting, after_training, mean_square, slow_except
@@ -448,7 +449,11 @@ def one_step(tx, *model, **options):
     model = model or START
     grads = eqx.filter(model, eqx.is_inexact_array)
     opt = sl.Optimizer(tx, model, **options)
-    opt.eval_params(opt.step(model, grads)[0])
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,))
+    opts = opt, opt.reset(model), opt.rebind(model)[0], opt.shard_state(mesh)[0]
+    for opt in opts:
+        opt.eval_params(opt.step(model, grads)[0])
+    _ = opt.has_updated, opt.loss_scale, opt.hyperparams, opt.metrics, opt.describe(model)
 
 
 def capturing(data):

@@ -14,7 +14,7 @@ from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.marks import PARAM_LIKE, PER_PARAM, SPREAD
 from ..._core.state.slots import rule_slots, slots
 from ..._core.text.messages import uncalled
-from ...tree.packed import cached, pack, unpack
+from ...tree.packed import cached, pack, release_functions_with, unpack
 from ...tree.paths import dotted, example, leaf_paths
 from ...tree.sharding import is_on_host, mesh_sharding, to_device, to_host
 from ...tree.types import Params, PyTree, Tracer
@@ -45,10 +45,18 @@ class Binding:
     Tracers do not show them."""
     family: Any = dataclasses.field(default=None, compare=False, repr=False)
     """The `programs.compiled.Family` of the optimizer, once something was compiled for it."""
+    reading_family: Any = dataclasses.field(default=None, compare=False, repr=False)
+    """The same without the model, once something was read."""
     source: Any = dataclasses.field(default=None, compare=False, repr=False)
-    """Returns the transform that was bound while it lives, if there are functions with data."""
+    """Returns the transform that was bound while it lives, or `None` if the functions with data are
+    elsewhere. Without such functions, it is `None` itself."""
     scale_is_read: bool = dataclasses.field(default=False, compare=False, repr=False)
     """Whether somebody read the scale of the loss."""
+
+    def __post_init__(self) -> None:
+        if self.source is not None:
+            transform = self.source()
+            release_functions_with(self, *(() if transform is None else (transform,)))
 
     @property
     def paths(self) -> list[str]:

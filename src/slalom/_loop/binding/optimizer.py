@@ -18,7 +18,7 @@ from ...tree.paths import leaf_paths
 from ...tree.types import PyTree, WhereLike
 from ...where.masks import check_matches, mask
 from ...where.resolve import as_where, as_where_or_none
-from ..programs.compiled import StepInputs, compiled_step, compiled_update, release
+from ..programs.compiled import StepInputs, compiled_step, compiled_update, source_of
 from ..reports.rebind import AS_BEFORE, AsBefore, Rebinding, Rebound, carry
 from ..reports.rows import rows_of
 from ..sharding.placement import StateSharding
@@ -85,8 +85,8 @@ class Optimizer(AbstractOptimizer):
         if model is None:
             raise TypeError(_BOUND)
         where = as_where_or_none(trainable)
-        self.arrays, self.binding = bind_to_model(transform, model, where, hyperparam_dtype)
-        release(transform, self.binding)
+        self.arrays, binding = bind_to_model(transform, model, where, hyperparam_dtype)
+        self.binding = dataclasses.replace(binding, source=source_of(transform, binding))
 
     _refuses_calls: ClassVar[bool] = True
     __frozen__: ClassVar[tuple[str, ...]] = ("**",)
@@ -364,6 +364,8 @@ class Optimizer(AbstractOptimizer):
     ) -> "Optimizer":
         """This optimizer with another state, which is partitioned as in another sharding."""
         arrays, binding = bind(self.transform, state, count, params, self.binding.trainable)
+        # Programs with functions of the user live as long as those of this optimizer.
+        binding = dataclasses.replace(binding, source=self.binding.source)
         opt = Optimizer._from_fields(arrays, binding)
         if sharding is not None and sharding.axis is not None:
             homes = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))

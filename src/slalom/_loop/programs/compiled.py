@@ -7,6 +7,7 @@ import functools
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -18,7 +19,7 @@ from ..._core.protocol.bases import params_to_evaluate
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part
 from ..._core.protocol.writer import RETURN
-from ...tree.packed import captures, clear_with_functions, release_functions_with
+from ...tree.packed import captures
 from ...tree.sharding import to_device
 from ...tree.types import PyTree, Updates
 from ..binding.loop_warnings import warn_of_unread_scale
@@ -54,27 +55,30 @@ _kept: dict[int | None, OrderedDict[Hashable, Family]] = {}
 """The families used last, of each transform with such functions, and of all others together."""
 
 
-def release(transform: Any, binding: Any) -> None:
-    """Frees the functions that hold data together with the transform and the binding that contain
-    them."""
-    in_transform, in_binding = captures(transform), captures((binding.trainable, binding.params))
-    if in_transform or in_binding:
-        release_functions_with(binding, *[transform] * in_transform)
-        source = (lambda: None) if in_binding else weakref.ref(transform)
-        object.__setattr__(binding, "source", source)
+def source_of(transform: Any, binding: Any) -> Callable[[], Any] | None:
+    """The `source` of a binding of a transform."""
+    if captures((binding.trainable, binding.params)):
+        return lambda: None
+    return weakref.ref(transform) if captures(transform) else None
 
 
-def family_of(inputs: Any) -> Family:
-    """The family of an optimizer for a model, both in a named tuple. The binding keeps it."""
+def family_of(inputs: Any, name: str = "family") -> Family:
+    """The family of an optimizer for a model, both in a named tuple.
+
+    **Arguments:**
+
+    - `inputs`: the named tuple.
+    - `name`: the field of the binding that keeps it.
+    """
     opt, model = inputs.opt, inputs.model
     binding = opt.binding
-    family = binding.family
+    family = getattr(binding, name)
     if family is None:
         # Without the binding, which would keep the family that it keys.
         structure = jax.tree.structure((opt.arrays, model)), binding.trainable, binding.sharding
         shapes = [(np.shape(x), getattr(x, "dtype", None)) for x in jax.tree.leaves((opt, model))]
         family = _family_with((*structure, tuple(shapes)), binding.source)
-        object.__setattr__(binding, "family", family)
+        object.__setattr__(binding, name, family)
     return family
 
 
@@ -111,13 +115,18 @@ def reading(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         result = jax.vmap(function)(opt) if opt.arrays.count.ndim else function(opt)
         return jax.tree.map(jnp.copy, result)  # the next step may donate the state
 
-    compiled: Any = jax.jit(of_runs)
-    clear_with_functions(compiled.clear_cache)
-
     def read(opt: Any) -> Any:
         check_readable(opt)
-        is_abstract = isinstance(opt.arrays.count, jax.ShapeDtypeStruct)
-        return jax.eval_shape(of_runs, opt) if is_abstract else compiled(opt)
+        if isinstance(opt.arrays.count, jax.ShapeDtypeStruct):
+            return jax.eval_shape(of_runs, opt)
+        leaves, structure = jax.tree.flatten(opt)
+        family = family_of(SimpleNamespace(opt=opt, model=None), "reading_family")
+        compiled = family.get((function, structure))
+        if compiled is None:
+            # Of a flat list: JAX keeps the structures of arguments, with the functions in them.
+            compiled = jax.jit(lambda leaves: of_runs(structure.unflatten(leaves)))
+            family[function, structure] = compiled
+        return compiled(leaves)
 
     return read
 

@@ -473,6 +473,20 @@ def test_programs_keep_no_function_and_nothing_that_it_captured(who):
     assert kept() is None
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*compiled three times")
+def test_training_steps_that_were_dropped_leave_nothing_in_jax():
+    def count():
+        for _ in range(3):
+            sl.train_step(lambda model: jnp.sum(model["w"] ** 2))(START, sl.Optimizer(tx, START))
+        gc.collect()
+        modules = (str(type(x).__module__).partition(".")[0] for x in gc.get_objects())
+        return sum(module in ("jax", "jaxlib") for module in modules)
+
+    count()
+    assert count() == count()
+
+
 TRACED = []
 
 

@@ -68,6 +68,10 @@ def _factor(square: Real[Array, "..."]) -> Real[Array, "..."]:
     return jnp.where(square < _least(square), _for_small(square), too_large)
 
 
+_factor_compiled = jax.jit(_factor)
+"""So that leaves share a trace."""
+
+
 def _for_small(square: Real[Array, "..."]) -> Scalar:
     """The factor of arrays whose squares underflow. Its square is finite."""
     return jnp.asarray(2.0 ** (int(jnp.finfo(square.dtype).maxexp) // 2 - 1), square.dtype)
@@ -255,8 +259,7 @@ def _checked(
     """The usual norm where the sums are in range, and else the joined norms of sums in range."""
 
     def again_on_cpu() -> Array:
-        # Compiled, so that leaves share a trace.
-        factors = [jax.jit(_factor)(s.value) for s in sums]
+        factors = [_factor_compiled(s.value) for s in sums]
         pairs = zip(again(factors), factors, strict=True)
         return _or_nan(join(_stacked([root(s.value) / factor for s, factor in pairs])))
 

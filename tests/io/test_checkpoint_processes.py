@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -67,6 +68,34 @@ def slow_writes(monkeypatch):
         write(*args, **kwargs)
 
     monkeypatch.setattr(_file, "write", slow)
+
+
+@pytest.mark.parametrize("where", ["start", "join"])
+def test_ctrl_c_does_not_change_the_order_of_saves(where, tmp_path, monkeypatch):
+    path, write, times = tmp_path / "run", _file.write, iter((0.3, 0.0))
+    function = getattr(threading.Thread, where)
+
+    def slower_at_first(*args, **kwargs):
+        time.sleep(next(times))
+        write(*args, **kwargs)
+
+    def interrupted(thread, *args):
+        if where == "start":
+            function(thread, *args)
+        signal.raise_signal(signal.SIGINT)
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        monkeypatch.setattr(_file, "write", slower_at_first)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, where, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                sl.checkpoint.save(path, n=1, background=True).wait()
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    sl.checkpoint.save(path, n=2, background=True).wait()
+    time.sleep(0.4)  # for one that nobody waits for
+    assert sl.checkpoint.load(path, n=0)["n"] == 2
 
 
 @pytest.mark.usefixtures("slow_writes")

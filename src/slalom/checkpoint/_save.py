@@ -18,6 +18,7 @@ import numpy as np
 from .._core.text.messages import PACKAGE, advise_positions
 from .._loop.binding.optimizer import Optimizer
 from .._loop.binding.stepping import check_readable
+from .._loop.programs.interrupts import HeldSignals
 from ..tree.dtypes import is_key
 from ..tree.types import PyTree, Tracer
 from . import _file
@@ -45,15 +46,18 @@ class Saving:
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
         thread = threading.Thread(target=self._run, name=f"saving {path.name}")
-        # The system may have no more threads, or the program may be about to end.
-        with contextlib.suppress(RuntimeError):
-            if background:
-                thread.start()
-        if thread.ident is None:
+        if background:
+            # Ctrl-C waits, or the next save would not know of this one, and could end before it.
+            with HeldSignals(()) as signals:
+                # The system may have no more threads, or the program may be about to end.
+                with contextlib.suppress(RuntimeError):
+                    thread.start()
+                if thread.ident is not None:
+                    self._thread = thread
+                    _unfinished[_place(path)] = self
+            signals.deliver()
+        if self._thread is None:
             work()
-        else:
-            self._thread = thread
-            _unfinished[_place(path)] = self
 
     def _run(self) -> None:
         try:

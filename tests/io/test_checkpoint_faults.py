@@ -268,8 +268,9 @@ def test_a_file_of_a_newer_format_is_refused(path, monkeypatch):
 
 
 def test_paths_that_lead_to_no_file(tmp_path):
-    missing, below = tmp_path / "missing", tmp_path / "file" / "run"
+    missing, below, pipe = tmp_path / "missing", tmp_path / "file" / "run", tmp_path / "pipe"
     (tmp_path / "file").touch()
+    os.mkfifo(pipe)
     there_is_none = "There is no checkpoint"
     for path, error, message in (
         (missing, FileNotFoundError, f"{there_is_none} '{missing}'."),
@@ -279,6 +280,10 @@ def test_paths_that_lead_to_no_file(tmp_path):
             IsADirectoryError,
             f"'{tmp_path}' is a directory. To load its newest checkpoint, write "
             f"`sl.checkpoint.Rolling('{tmp_path}').load(...)`.",
+        ),
+        *(
+            (x, OSError, f"[Errno {errno.EINVAL}] '{x}' is a device or a pipe, not a checkpoint.")
+            for x in (pipe, Path(os.devnull))
         ),
     ):
         assert refused(sl.checkpoint.load, path, n=0, error=error) == message

@@ -359,7 +359,12 @@ def unreadable(path):
         path.chmod(0)
 
 
-@pytest.mark.parametrize("spoil", [newer, flipped, directory, dangling, unreadable])
+def pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("spoil", [newer, flipped, directory, dangling, unreadable, pipe])
 def test_rolling_passes_over_what_it_cannot_read(spoil, two):
     spoil(two.latest())
     assert_the_first_is_found(two)

@@ -6,6 +6,7 @@ need the library safetensors, which copies every array once more and shows no ch
 
 import collections
 import dataclasses
+import errno
 import json
 import os
 import threading
@@ -317,6 +318,9 @@ _UNOPENED = {
 
 def _opened(path: Path) -> Any:
     """The open file."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        # To open a pipe would wait for somebody who writes to it.
+        raise OSError(errno.EINVAL, f"'{path}' is a device or a pipe, not a checkpoint.")
     try:
         return path.open("rb")
     except tuple(_UNOPENED) as error:

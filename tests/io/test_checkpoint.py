@@ -1,7 +1,10 @@
 """Checkpoints: what is saved comes back, by name and to the last bit."""
 
+import errno
 import json
+import os
 import zlib
+from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -299,6 +302,28 @@ def test_rolling_never_removes_what_it_just_saved(tmp_path):
         sl.checkpoint.Rolling(tmp_path, keep=1.5)
     with pytest.raises(ValueError, match="`step` must be at least 0, got -1"):
         rolling.save(-1, n=1)
+
+
+def test_rolling_goes_on_where_an_older_file_cannot_be_removed(tmp_path, monkeypatch):
+    rolling = sl.checkpoint.Rolling(tmp_path, keep=1)
+    for step in (1, 2):
+        sl.checkpoint.save(tmp_path / f"step-{step:08d}.safetensors", n=step)
+    unlink = os.unlink
+
+    def refused(path, **kwargs):
+        if Path(path).name == "step-00000001.safetensors":
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        unlink(path, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", refused)
+        message = r"step 3 is written, but the older one .*00000001.* Operation not permitted"
+        with pytest.warns(UserWarning, match=message):
+            rolling.save(3, n=3)
+    assert rolling.steps == (1, 3)
+    assert rolling.load(n=0)["n"] == 3
+    rolling.save(4, n=4)
+    assert rolling.steps == (4,)
 
 
 @pytest.mark.parametrize("where", ["_checked", "load", "_files"])

@@ -87,7 +87,7 @@ class Rolling:
         - `model`, `opt`, `more`: trees as for `sl.checkpoint.save`.
 
         **Returns:** a `Saving`. Before an older file is removed, the new one is read again and
-        compared with its checksums.
+        compared with its checksums. It warns of one that cannot be removed.
         """
         trees = trees_of(model, opt, more)
         step = _count(opt) if step is None else operator.index(step)
@@ -111,7 +111,14 @@ class Rolling:
                 # What the disk holds, before an older file goes.
                 _checked(path)
             for n in old:
-                files[n].unlink(missing_ok=True)
+                try:
+                    files[n].unlink(missing_ok=True)
+                except OSError as error:
+                    warn(
+                        f"The checkpoint of step {step} is written, but the older one "
+                        f"'{files[n]}' cannot be removed: {error.strerror or error}. The next save "
+                        "tries again."
+                    )
 
         return start(path, trees, self.background, prune)
 

@@ -9,12 +9,12 @@ from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 
 from ... import fields, tree
 from ..._core.protocol.real_vectors import from_vector, to_vector
-from ...rules._base import AbstractTransform, Context, advise_keywords, chain
+from ...rules._base import AbstractTransform, advise_keywords, chain
 from ...rules.curvature._fields import first_scale, kept, last_changes
 from ...rules.curvature._system import check_size, dtype_and_size
 from ...rules.curvature.lbfgs import _ZOOM
 from ...rules.shaping.scale import Scale
-from ...tree.types import Params, Scalar, Updates
+from ...tree.types import Params, Scalar
 
 
 class ScaleBySelfScaledBroydenState(eqx.Module):
@@ -86,13 +86,7 @@ class ScaleBySelfScaledBroyden(AbstractTransform[ScaleBySelfScaledBroydenState])
             updates=tree.zeros_like(params, tree.accumulation_dtype),
         )
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleBySelfScaledBroydenState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleBySelfScaledBroydenState]:
+    def update(self, updates, state, params=None, context=None):
         params = self.demand("params", params)
         if not jax.tree.leaves(params):
             return updates, state

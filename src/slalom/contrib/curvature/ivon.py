@@ -13,11 +13,11 @@ from ... import fields, tree
 from ..._core.fields.keys import AbstractKeyed, key_field
 from ..._core.protocol.loss import Loss
 from ..._core.protocol.parts import Part
-from ...rules._base import AbstractTransform, Context, advise_keywords, chain
+from ...rules._base import AbstractTransform, Context, advise_keywords
 from ...rules.measuring.noise import normal_like
 from ...rules.shaping.scale import ScaleByLearningRate
 from ...tree.paths import check_real
-from ...tree.types import Hyperparameter, Params, Updates
+from ...tree.types import Hyperparameter, Params
 
 
 class ScaleByIvonState(eqx.Module):
@@ -120,13 +120,7 @@ class ScaleByIvon(AbstractKeyed, AbstractTransform[ScaleByIvonState]):
 
         return tree.map_leaves(rule, (normal, state.precision), now)
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByIvonState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByIvonState]:
+    def update(self, updates, state, params=None, context=None):
         params = self.demand("params", params)
         now = self.at(context)
         now.c1, now.c2 = 1 - now.b1, 1 - now.b2

@@ -12,11 +12,11 @@ from jaxtyping import Array, Inexact, Int, PyTree, UInt32
 from ... import fields, tree
 from ..._core.fields.keys import AbstractKeyed, key_field
 from ..._core.protocol.transform import missing
-from ...rules._base import AbstractTransform, Context, advise_keywords, chain
+from ...rules._base import AbstractTransform, Context, advise_keywords
 from ...rules.momentum.momentum import first_moment
 from ...rules.shaping.decay import decayed_descent
 from ...tree.paths import check_real
-from ...tree.types import Hyperparameter, Params, Updates, WhereLike
+from ...tree.types import Hyperparameter, Params, WhereLike
 
 
 class ScaleBySophiaState(eqx.Module):
@@ -100,13 +100,7 @@ class ScaleBySophia(AbstractKeyed, AbstractTransform[ScaleBySophiaState]):
             hessian=tree.second_moment(params),
         )
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleBySophiaState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleBySophiaState]:
+    def update(self, updates, state, params=None, context=None):
         params = self.demand("params", params)
         context = Context() if context is None else context
         step = self.demand("step", context.step)

@@ -10,7 +10,7 @@ from jaxtyping import Array, Int, Real
 from ... import fields, tree
 from ...tree.means import log_of_decay
 from ...tree.types import Hyperparameter, Params, Scalar
-from .._base import AbstractTransform, Context, advise_keywords, chain
+from .._base import AbstractTransform, Context, advise_keywords
 from ..momentum.momentum import first_moment
 from ..shaping.scale import ScaleByLearningRate
 from .adam import AbstractAdam, ScaleByAdamState

@@ -12,8 +12,8 @@ from ... import fields, tree
 from ..._core.protocol.linearization import Linearization
 from ..._core.protocol.real_vectors import to_vector
 from ..._core.protocol.residuals import Residuals
-from ...tree.types import Hyperparameter, Params, Scalar, Updates
-from .._base import AbstractTransform, Context, advise_keywords, chain
+from ...tree.types import Hyperparameter, Params, Scalar
+from .._base import AbstractTransform, advise_keywords, chain
 from ..linesearch.backtracking import ScaleByBacktrackingLinesearch
 from ..shaping.clip import ClipByGlobalNorm
 from ..shaping.scale import Scale, ScaleByLearningRate
@@ -115,13 +115,7 @@ class ScaleByGaussNewton(AbstractTransform[ScaleByGaussNewtonState]):
             direction=None if self.momentum is None else zeros(),
         )
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByGaussNewtonState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByGaussNewtonState]:
+    def update(self, updates, state, params=None, context=None):
         params = self.demand("params", params)
         residuals: Residuals = self.demand("residuals", context and context.residuals)
         if not jax.tree.leaves(params):

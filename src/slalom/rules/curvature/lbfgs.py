@@ -10,7 +10,6 @@ from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import fields, tree
 from ..._core.protocol.chain import chain
-from ..._core.protocol.context import Context
 from ..._core.protocol.real_vectors import from_vector, to_vector
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.messages import advise_keywords
@@ -107,13 +106,7 @@ class ScaleByLbfgs(AbstractTransform[ScaleByLbfgsState]):
             updates=tree.zeros_like(params, tree.accumulation_dtype),
         )
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByLbfgsState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByLbfgsState]:
+    def update(self, updates, state, params=None, context=None):
         params = self.demand("params", params)
         state = self._remember(updates, state, params)
         if context is None or context.bounds is None:

@@ -11,7 +11,7 @@ from ... import fields, tree
 from ..._core.protocol.linearization import Linearization
 from ..._core.protocol.real_vectors import to_vector
 from ..._core.protocol.residuals import Residuals
-from ...tree.types import Hyperparameter, Params, Scalar, Updates
+from ...tree.types import Hyperparameter, Params, Scalar
 from .._base import AbstractTransform, Context, advise_keywords
 from ._box import Box, in_boxes
 from ._fields import chunk_field, solver_field
@@ -151,13 +151,7 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
             else tree.zeros_like(params, tree.accumulation_dtype),
         )
 
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByLevenbergMarquardtState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByLevenbergMarquardtState]:
+    def update(self, updates, state, params=None, context=None):
         params = self.demand("params", params)
         residuals: Residuals = self.demand("residuals", context and context.residuals)
         if not residuals.searchable:

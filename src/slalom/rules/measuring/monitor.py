@@ -16,7 +16,7 @@ from ..._core.text.messages import listed
 from ..._core.text.printing import Call, constructor_call
 from ...tree.paths import leaf_paths
 from ...tree.types import Params, Updates, is_function
-from .._base import AbstractTransform, Context
+from .._base import AbstractTransform
 
 
 class _AbstractMonitor(AbstractTransform):
@@ -55,13 +55,7 @@ class Snapshot(_AbstractMonitor):
     def init(self, params: Params) -> PyTree:
         return _empty(self.measure, params, lambda leaf_dtype: leaf_dtype)
 
-    def update(
-        self,
-        updates: Updates,
-        state: PyTree,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, PyTree]:
+    def update(self, updates, state, params=None, context=None):
         return updates, _measured(self.measure, updates, state)
 
     def metrics(self, state: PyTree) -> dict[str, Array]:
@@ -111,13 +105,7 @@ class MeasureWithEma(_AbstractMonitor):
 
         return MeasureWithEmaState(tree.fresh_count(), _empty(self.measure, params, dtype))
 
-    def update(
-        self,
-        updates: Updates,
-        state: MeasureWithEmaState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, MeasureWithEmaState]:
+    def update(self, updates, state, params=None, context=None):
         now = self.at(context)
         age = tree.increment(state.age)
         now.weight = tree.newest_weight(now.decay, age) if self.debias else 1 - now.decay
@@ -166,13 +154,7 @@ class Monitor(_AbstractMonitor):
     def init(self, params: Params) -> tuple[Any, ...]:
         return tuple(measure.init(params) for measure in self.measures)
 
-    def update(
-        self,
-        updates: Updates,
-        state: tuple[Any, ...],
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, tuple[Any, ...]]:
+    def update(self, updates, state, params=None, context=None):
         new = []
         for part in self.children(Part.root(self, state, context, params)):
             new.append(part.run(RETURN, updates)[1])
@@ -279,13 +261,7 @@ class CheckFinite(AbstractTransform[CheckFiniteState]):
             paths=paths,
         )
 
-    def update(
-        self,
-        updates: Updates,
-        state: CheckFiniteState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, CheckFiniteState]:
+    def update(self, updates, state, params=None, context=None):
         params = self.demand("params", params)
         value = None if context is None else context.value
         loss = jnp.array(True) if value is None else jnp.isfinite(value)

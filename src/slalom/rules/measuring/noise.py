@@ -53,13 +53,7 @@ class AddNoise(AbstractKeyed, AbstractTransform[AddNoiseState]):
         tree.check_inexact(params)
         return AddNoiseState(self._fresh_key_data())
 
-    def update(
-        self,
-        updates: Updates,
-        state: AddNoiseState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, AddNoiseState]:
+    def update(self, updates, state, params=None, context=None):
         step = self.demand("step", None if context is None else context.step)
         now = self.at(context)
         number = jnp.asarray(step, now.gamma.dtype) + 1

@@ -11,7 +11,7 @@ from jaxtyping import Array, Inexact, PyTree
 from ... import fields, tree
 from ...tree.paths import check_real
 from ...tree.types import Hyperparameter, Params, Scalar, Tracer, WhereLike
-from .._base import AbstractRule, AbstractTransform, Context, advise_keywords, chain
+from .._base import AbstractRule, AbstractTransform, Context, advise_keywords
 from ..shaping.decay import decayed_descent
 from ..shaping.scale import Scale, ScaleByLearningRate
 from .momentum import Trace, first_moment

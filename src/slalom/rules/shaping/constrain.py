@@ -9,8 +9,8 @@ from jaxtyping import Array, Float, Int, PyTree, Real
 
 from ... import fields, tree
 from ...tree.paths import check_real
-from ...tree.types import Params, Updates, WhereLike
-from .._base import AbstractRule, AbstractTransform, Context
+from ...tree.types import Params, WhereLike
+from .._base import AbstractRule, AbstractTransform
 
 
 class SetToZero(AbstractRule[None]):
@@ -186,13 +186,7 @@ class ZeroNans(AbstractTransform[ZeroNansState]):
         tree.check_inexact(params)
         return ZeroNansState(jnp.zeros(len(jax.tree.leaves(params)), jnp.int32))
 
-    def update(
-        self,
-        updates: Updates,
-        state: ZeroNansState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ZeroNansState]:
+    def update(self, updates, state, params=None, context=None):
         has_nan = [jnp.any(jnp.isnan(u)) for u in jax.tree.leaves(updates)]
         count = state.found_nan
         if has_nan:

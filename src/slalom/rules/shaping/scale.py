@@ -11,10 +11,10 @@ from ..._core.fields.schedule import AbstractStatefulSchedule
 from ..._core.protocol.parts import Part
 from ..._core.protocol.writer import RETURN
 from ..._core.text.printing import Call, constructor_call
-from ...tree.types import Hyperparameter, Params, Tracer, Updates, WhereLike, is_function
+from ...tree.types import Hyperparameter, Params, Tracer, WhereLike, is_function
 from ...where.masks import labels, selected_from
 from ...where.resolve import Cases, Where, as_where
-from .._base import AbstractRule, AbstractTransform, Context
+from .._base import AbstractRule, AbstractTransform
 
 
 class _AbstractScale(AbstractRule[None]):
@@ -125,13 +125,7 @@ class ScaleBy(AbstractTransform[None]):
     def init(self, params: Params) -> None:
         return tree.no_state(params)
 
-    def update(
-        self,
-        updates: Updates,
-        state: None,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, None]:
+    def update(self, updates, state, params=None, context=None):
         leaves, structure = jax.tree.flatten(updates)
         by_leaf = labels(self.cases, selected_from(self.cases, updates, params))
         for part in self.children(Part.root(self, state, context)):

@@ -199,9 +199,10 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
     def metrics(self, state: State) -> dict[str, Array]:
         """Scalars by name that describe the last update, for `opt.metrics`.
 
-        The names are the same from `init` on. The name `""` is replaced by this transform's path.
+        By default they are the fields of the state in `metric_fields`. The names are the same from
+        `init` on. The name `""` is replaced by this transform's path.
         """
-        return {}
+        return {name: getattr(state, name) for name in self.metric_fields}
 
     def reading(self, name: str, state: State, context: Context | None) -> Any:
         """The value of a hyperparameter that the next step uses, for `opt.hyperparams`."""

@@ -32,6 +32,7 @@ class _AbstractMomo(AbstractRule[State], _AbstractMomoFields):
     needs: ClassVar[tuple[str, ...]] = ("params", "value")
     sets_learning_rate: ClassVar[bool] = True
     update_sign: ClassVar[int | None] = -1
+    metric_fields: ClassVar[tuple[str, ...]] = ("step_size",)
 
     def _fresh_numbers(self, params: Params) -> dict[str, Any]:
         """The first numbers of the state."""
@@ -98,9 +99,6 @@ class _AbstractMomo(AbstractRule[State], _AbstractMomoFields):
 
     def plans(self, params: Params) -> tuple[bool, ...]:
         return decay_mask(self.decay_where, params)
-
-    def metrics(self, state: PyTree) -> dict[str, Array]:
-        return {"step_size": state.step_size}
 
 
 class _AbstractMomoState(eqx.Module):

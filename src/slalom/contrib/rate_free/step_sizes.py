@@ -58,6 +58,7 @@ class ScaleByDowg(AbstractRule[ScaleByDowgState]):
     over: ClassVar[str] = "sums"
     needs: ClassVar[tuple[str, ...]] = ("params",)
     keeps_zeros: ClassVar[bool] = True
+    metric_fields: ClassVar[tuple[str, ...]] = ("estim_sq_dist",)
 
     def init(self, params: Params) -> ScaleByDowgState:
         tree.check_inexact(params)
@@ -77,9 +78,6 @@ class ScaleByDowg(AbstractRule[ScaleByDowgState]):
 
     def direction(self, g, leaf):
         return g * self.factor
-
-    def metrics(self, state: ScaleByDowgState) -> dict[str, Array]:
-        return {"estim_sq_dist": state.estim_sq_dist}
 
 
 @advise_keywords

@@ -98,6 +98,7 @@ class ScaleByGaussNewton(AbstractTransform[ScaleByGaussNewtonState]):
     needs: ClassVar[tuple[str, ...]] = ("params", "residuals")
     computes_gradient: ClassVar[bool] = True
     unconstrained: ClassVar[bool] = True
+    metric_fields: ClassVar[tuple[str, ...]] = ("damping", "num_failures", "stuck")
 
     def init(self, params: Params) -> ScaleByGaussNewtonState:
         tree.check_inexact(params)
@@ -181,13 +182,6 @@ class ScaleByGaussNewton(AbstractTransform[ScaleByGaussNewtonState]):
         check_qr("ScaleByGaussNewton", self.solver, form, linear)
         system = System(linear, vector, gradient, form, self.solver)
         return lambda damping: system.solve(damping).x, system.trace
-
-    def metrics(self, state: ScaleByGaussNewtonState) -> dict[str, Array]:
-        return {
-            "damping": state.damping,
-            "num_failures": state.num_failures,
-            "stuck": state.stuck,
-        }
 
 
 # The factor takes each search back to 1, also after 30 halvings.

@@ -127,6 +127,7 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
     unconstrained: ClassVar[bool] = True
     heeds_bounds: ClassVar[bool] = True
     update_sign: ClassVar[int | None] = -1
+    metric_fields: ClassVar[tuple[str, ...]] = ("damping", "ratio", "num_rejected", "accepted")
 
     def __check_init__(self):
         if self.scaling is not None and self.form == "residuals":
@@ -308,14 +309,6 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
 
     def num_evaluations(self, state: ScaleByLevenbergMarquardtState) -> Int[Array, "*runs"]:
         return state.num_rejected + state.accepted.astype(state.num_rejected.dtype)
-
-    def metrics(self, state: ScaleByLevenbergMarquardtState) -> dict[str, Array]:
-        return {
-            "damping": state.damping,
-            "ratio": state.ratio,
-            "num_rejected": state.num_rejected,
-            "accepted": state.accepted,
-        }
 
 
 @advise_keywords

@@ -247,6 +247,8 @@ class DifferentiallyPrivateAggregate(AbstractKeyed, AbstractPerExampleTransform)
     noise_multiplier: fields.Number = fields.hyperparameter(within="[0, inf)")
     key: Any = key_field()
 
+    metric_fields: ClassVar[tuple[str, ...]] = ("num_clipped",)
+
     def init(self, params: Params) -> DifferentiallyPrivateAggregateState:
         tree.check_inexact(params)
         return DifferentiallyPrivateAggregateState(self._fresh_key_data(), jnp.zeros((), jnp.int32))
@@ -275,9 +277,6 @@ class DifferentiallyPrivateAggregate(AbstractKeyed, AbstractPerExampleTransform)
         now.share = jnp.asarray(1 / max(size, 1), wide)
         updates = tree.map_leaves(rule, (total, structure.unflatten(noise)), now)
         return updates, DifferentiallyPrivateAggregateState(jax.random.key_data(key), counts)
-
-    def metrics(self, state: DifferentiallyPrivateAggregateState) -> dict[str, Array]:
-        return {"num_clipped": state.num_clipped}
 
 
 def _clipped_sum(updates: PyTree, clip: Scalar) -> tuple[PyTree, Int[Array, ""]]:

@@ -43,6 +43,7 @@ class AbstractEstimatingAdam(AbstractRule[State], _AbstractEstimatingFields):
     needs: ClassVar[tuple[str, ...]] = ("params",)
     sets_learning_rate: ClassVar[bool] = True
     update_sign: ClassVar[int | None] = -1
+    metric_fields: ClassVar[tuple[str, ...]] = ("estim_lr",)
 
     def _fresh(self, params: Params) -> dict[str, Any]:
         """The fields of `AbstractEstimatingState` at first."""
@@ -67,9 +68,6 @@ class AbstractEstimatingAdam(AbstractRule[State], _AbstractEstimatingFields):
         root = jnp.sqrt(tree.bias_correction(self.b2, age))
         correction = tree.bias_correction(self.b1, age) / root
         return rate * correction.astype(rate.dtype)
-
-    def metrics(self, state: Any) -> dict[str, Array]:
-        return {"estim_lr": state.estim_lr}
 
 
 def number(value: Any, like: Scalar) -> Scalar:

@@ -57,6 +57,7 @@ class ScaleByDog(AbstractRule[ScaleByDogState]):
     over: ClassVar[str] = "sums"
     needs: ClassVar[tuple[str, ...]] = ("params",)
     keeps_zeros: ClassVar[bool] = True
+    metric_fields: ClassVar[tuple[str, ...]] = ("max_dist",)
 
     def init(self, params: Params) -> ScaleByDogState:
         tree.check_inexact(params)
@@ -83,9 +84,6 @@ class ScaleByDog(AbstractRule[ScaleByDogState]):
 
     def direction(self, g, leaf):
         return g * self.factor
-
-    def metrics(self, state: ScaleByDogState) -> dict[str, Array]:
-        return {"max_dist": state.max_dist}
 
 
 def squares(g: Array, way: Array) -> dict[str, Array]:

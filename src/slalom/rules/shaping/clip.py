@@ -260,6 +260,7 @@ class ZClip(AbstractRule[ZClipState]):
 
     over: ClassVar[str] = "sums"
     clips: ClassVar[bool] = True
+    metric_fields: ClassVar[tuple[str, ...]] = ("z",)
 
     def init(self, params: Params) -> ZClipState:
         tree.no_state(params)
@@ -301,9 +302,6 @@ class ZClip(AbstractRule[ZClipState]):
         factor = jnp.where(is_warm, decay * (1 - decay), 1 / n)
         std = tree.root(1 - weight) * _hypot(state.std, tree.root(factor) * change)
         return age, state.mean + weight * change, std
-
-    def metrics(self, state: ZClipState) -> dict[str, Array]:
-        return {"z": state.z}
 
 
 def _hypot(a: Array, b: Array) -> Array:

@@ -305,7 +305,7 @@ VALUES = {
     "ScaleByZoomLinesearch.max_linesearch_steps must be at least 1, got 0.": (
         lambda: sl.ScaleByZoomLinesearch(0)
     ),
-    "ScaleByZoomLinesearch.initial_guess_strategy must be 'one' or 'keep', got 'two'.": (
+    "ScaleByZoomLinesearch.initial_guess_strategy must be 'keep' or 'one', got 'two'.": (
         lambda: sl.ScaleByZoomLinesearch(9, initial_guess_strategy="two")
     ),
     "ScaleByLbfgs.memory_size must be at least 1, got 0.": lambda: sl.lbfgs(memory_size=0),

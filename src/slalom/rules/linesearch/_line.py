@@ -1,31 +1,103 @@
 """The loss along a line, and the result of a line search; shared by the line searches."""
 
-import abc
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, Float, Inexact, Int
 
-from ... import tree
+from ... import fields, tree
 from ..._core.protocol.loss import Loss
 from ..._core.protocol.parts import Part
 from ...tree.types import Params, PyTree, Scalar, Updates
 from .._base import AbstractTransform, Context
 
 
-class AbstractLinesearch(AbstractTransform):
+class LinesearchState(eqx.Module):
+    """The state of a line search."""
+
+    learning_rate: Float[Array, ""]
+    """The accepted learning rate; 0 if none was accepted."""
+    guess: Float[Array, ""]
+    """The same, or the last learning rate that was tried if none was accepted."""
+    value: Float[Array, ""]
+    """The loss at the new parameters; infinite before the first step."""
+    num_linesearch_steps: Int[Array, ""]
+    """The number of learning rates that were tried."""
+    decrease_error: Float[Array, ""]
+    """The amount by which the learning rate misses the condition on the loss."""
+    curvature_error: Float[Array, ""] | None
+    """The amount by which it misses the condition on the slope, if there is one."""
+    age: Int[Array, "*leaves"] = fields.per_leaf()
+    """The number of searches for each parameter; 0 means that `grad` is not known there."""
+    grad: PyTree[Inexact[Array, "..."]] | None = fields.param_like("exact")
+    """The gradient at the new parameters, or `None` if it is not kept."""
+
+
+class AbstractLinesearch(AbstractTransform[LinesearchState]):
     """A transform that scales its updates by a learning rate for which it evaluates the loss."""
+
+    needs: ClassVar[tuple[str, ...]] = ("params", "value", "grad", "value_fn")
+    heeds_bounds: ClassVar[bool] = True
+    keeps_zeros: ClassVar[bool] = True
+    metric_fields: ClassVar[tuple[str, ...]] = (
+        "learning_rate",
+        "num_linesearch_steps",
+        "decrease_error",
+    )
+
+    def _fresh(self, params: Params, *, keeps_grad: bool, has_slopes: bool) -> LinesearchState:
+        """The state before the first step."""
+        tree.check_inexact(params)
+
+        def number(x: float) -> Scalar:
+            return jnp.full((), x, tree.canonical_float())
+
+        return LinesearchState(
+            learning_rate=number(1.0),
+            guess=number(1.0),
+            value=number(jnp.inf),
+            num_linesearch_steps=tree.fresh_count(),
+            decrease_error=number(jnp.inf),
+            curvature_error=number(jnp.inf) if has_slopes else None,
+            age=tree.fresh_count(),
+            grad=tree.zeros_like(params) if keeps_grad else None,
+        )
+
+    def at(self, context: Context | None) -> SimpleNamespace:
+        # In the dtype of the scalars of the search.
+        now = vars(super().at(context)).items()
+        return SimpleNamespace(**{k: x if x is None else tree.as_canonical(x) for k, x in now})
+
+    def _line(self, updates: Updates, params: Params | None, context: Context | None) -> "Line":
+        """The line along these updates."""
+        context = Context() if context is None else context
+        params = self.demand("params", params)
+        value = self.demand("value", context.value)
+        grad = self.demand("grad", context.grad)
+        value_fn = self.demand("value_fn", context.value_fn)
+        who = type(self).__name__
+
+        def checked(params: Params) -> Scalar:
+            return _checked(who, value_fn(params))
+
+        box = None
+        if context.bounds is not None:
+            updates, box = _boxed(params, updates, context.bounds)
+        slope = tree.as_canonical(tree.inner(grad, updates))
+        value = tree.as_canonical(tree.as_float(value))
+        grad = tree.cast_like(grad, params)  # as at every other point
+        return Line(params, updates, value, grad, slope, checked, box)
 
     def ask(self, here: Part, loss: Loss) -> Loss:
         # A line search elsewhere, or under a wrapper, does not know where the whole step led to.
         loss = super().ask(here, loss)
         return loss.request("recalled gradient", here) if loss.last else loss
 
-    @abc.abstractmethod
-    def recall(self, state: PyTree) -> tuple[Scalar, Updates, Bool[Array, ""]] | None:
+    def recall(self, state: LinesearchState) -> tuple[Scalar, Updates, Bool[Array, ""]] | None:
         """Loss and gradient at the parameters that the last step led to.
 
         **Arguments:**
@@ -35,6 +107,13 @@ class AbstractLinesearch(AbstractTransform):
         **Returns:** the loss, the gradient, and whether they are known, which they are not before
         the first step and after a reset. `None` if the state does not keep the gradient.
         """
+        if state.grad is None:
+            return None
+        is_valid = jnp.isfinite(state.value) & jnp.all(state.age > 0)
+        return state.value, state.grad, is_valid
+
+    def num_evaluations(self, state: LinesearchState) -> Int[Array, "*runs"]:
+        return state.num_linesearch_steps
 
 
 class Line(NamedTuple):
@@ -119,37 +198,6 @@ def _boxed(
     back = tree.map_leaves(lambda _, near, x: near - x, (nearest, params))
     updates = jax.tree.map(lambda b, u: jnp.where(outside, b, u), back, inward)
     return updates, _LineBounds(bounds, jnp.min(jnp.stack(limits)), outside)
-
-
-def line(
-    transform: AbstractTransform,
-    updates: Updates,
-    params: Params | None,
-    context: Context | None,
-) -> Line:
-    """The line along these updates."""
-    context = Context() if context is None else context
-    params = transform.demand("params", params)
-    value = transform.demand("value", context.value)
-    grad = transform.demand("grad", context.grad)
-    value_fn = transform.demand("value_fn", context.value_fn)
-    who = type(transform).__name__
-
-    def checked(params: Params) -> Scalar:
-        return _checked(who, value_fn(params))
-
-    box = None
-    if context.bounds is not None:
-        updates, box = _boxed(params, updates, context.bounds)
-    slope = tree.as_canonical(tree.inner(grad, updates))
-    grad = tree.cast_like(grad, params)  # as at every other point
-    return Line(params, updates, tree.as_canonical(tree.as_float(value)), grad, slope, checked, box)
-
-
-def numbers(transform: AbstractTransform, context: Context | None) -> SimpleNamespace:
-    """The hyperparameters of this step in the dtype of the scalars of the search."""
-    now = vars(transform.at(context)).items()
-    return SimpleNamespace(**{k: x if x is None else tree.as_canonical(x) for k, x in now})
 
 
 def scale_or_zero(updates: Updates, rate: Scalar) -> Updates:

@@ -1,36 +1,16 @@
 """The backtracking line search."""
 
 from types import SimpleNamespace
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
+from jaxtyping import Array, Int, PyTree
 
 from ... import fields, tree
-from ..._core.protocol.context import Context
-from ...tree.types import Params, Scalar, Updates
-from ._line import AbstractLinesearch, Line, line, next_guess, numbers, scale_or_zero, steepest
-
-
-class ScaleByBacktrackingLinesearchState(eqx.Module):
-    """The state of `ScaleByBacktrackingLinesearch`."""
-
-    learning_rate: Float[Array, ""]
-    """The accepted learning rate; 0 if none was accepted."""
-    guess: Float[Array, ""]
-    """The last learning rate that was tried."""
-    value: Float[Array, ""]
-    """The loss at the new parameters; infinite before the first step."""
-    num_linesearch_steps: Int[Array, ""]
-    """The number of learning rates that were tried."""
-    decrease_error: Float[Array, ""]
-    """The amount by which the last learning rate missed the criterion."""
-    age: Int[Array, "*leaves"] = fields.per_leaf()
-    """The number of searches for each parameter; 0 means that `grad` is not known there."""
-    grad: PyTree[Inexact[Array, "..."]] | None = fields.param_like("exact")
-    """The gradient at the new parameters; `None` unless `store_grad` is set."""
+from ...tree.types import Params, Scalar
+from ._line import AbstractLinesearch, Line, LinesearchState, next_guess, scale_or_zero, steepest
 
 
 class _Trial(NamedTuple):
@@ -89,32 +69,12 @@ class ScaleByBacktrackingLinesearch(AbstractLinesearch):
     store_grad: bool = eqx.field(default=False, static=True)
     verbose: bool = eqx.field(default=False, static=True)
 
-    needs: ClassVar[tuple[str, ...]] = ("params", "value", "grad", "value_fn")
-    heeds_bounds: ClassVar[bool] = True
-    keeps_zeros: ClassVar[bool] = True
+    def init(self, params: Params) -> LinesearchState:
+        return self._fresh(params, keeps_grad=self.store_grad, has_slopes=False)
 
-    def init(self, params: Params) -> ScaleByBacktrackingLinesearchState:
-        tree.check_inexact(params)
-        dtype = tree.canonical_float()
-        return ScaleByBacktrackingLinesearchState(
-            learning_rate=jnp.ones((), dtype),
-            guess=jnp.ones((), dtype),
-            value=jnp.full((), jnp.inf, dtype),
-            num_linesearch_steps=tree.fresh_count(),
-            decrease_error=jnp.full((), jnp.inf, dtype),
-            age=tree.fresh_count(),
-            grad=tree.zeros_like(params) if self.store_grad else None,
-        )
-
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByBacktrackingLinesearchState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByBacktrackingLinesearchState]:
-        along = line(self, updates, params, context)
-        now = numbers(self, context)
+    def update(self, updates, state, params=None, context=None):
+        along = self._line(updates, params, context)
+        now = self.at(context)
         first = jnp.minimum(now.increase_factor * state.guess, now.max_learning_rate)
 
         def lower(value: Scalar) -> Array:
@@ -161,34 +121,17 @@ class ScaleByBacktrackingLinesearch(AbstractLinesearch):
         )
         if self.verbose:
             _report(met, rate, end.error, along.value, along.slope)
-        return scale_or_zero(along.updates, rate), ScaleByBacktrackingLinesearchState(
+        return scale_or_zero(along.updates, rate), LinesearchState(
             learning_rate=rate,
             # A bound that was close says nothing about the next step.
             guess=next_guess(jnp.where(end.tried > 1, end.rate, first)),
             value=value,
             num_linesearch_steps=end.tried,
             decrease_error=end.error,
+            curvature_error=None,
             age=tree.increment(state.age),
             grad=end.grad,
         )
-
-    def recall(
-        self, state: ScaleByBacktrackingLinesearchState
-    ) -> tuple[Scalar, Updates, Bool[Array, ""]] | None:
-        if state.grad is None:
-            return None
-        is_valid = jnp.isfinite(state.value) & jnp.all(state.age > 0)
-        return state.value, state.grad, is_valid
-
-    def num_evaluations(self, state: ScaleByBacktrackingLinesearchState) -> Int[Array, "*runs"]:
-        return state.num_linesearch_steps
-
-    def metrics(self, state: ScaleByBacktrackingLinesearchState) -> dict[str, Array]:
-        return {
-            "learning_rate": state.learning_rate,
-            "num_linesearch_steps": state.num_linesearch_steps,
-            "decrease_error": state.decrease_error,
-        }
 
 
 def _report(met: Array, rate: Array, error: Array, value: Array, slope: Array) -> None:

@@ -6,34 +6,11 @@ from typing import ClassVar, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
+from jaxtyping import Array, Int, PyTree
 
 from ... import fields, tree
-from ..._core.protocol.context import Context
-from ...tree.dtypes import canonical_float
-from ...tree.types import Params, Scalar, Updates
-from ._line import AbstractLinesearch, Line, line, next_guess, numbers, scale_or_zero, steepest
-
-
-class ScaleByZoomLinesearchState(eqx.Module):
-    """The state of `ScaleByZoomLinesearch`."""
-
-    learning_rate: Float[Array, ""]
-    """The accepted learning rate; 0 if none was accepted."""
-    guess: Float[Array, ""]
-    """The same, or the last learning rate that was tried if none was accepted."""
-    value: Float[Array, ""]
-    """The loss at the new parameters; infinite before the first step."""
-    num_linesearch_steps: Int[Array, ""]
-    """The number of learning rates that were tried."""
-    decrease_error: Float[Array, ""]
-    """The amount by which the accepted learning rate misses the first condition."""
-    curvature_error: Float[Array, ""]
-    """The amount by which the accepted learning rate misses the second condition."""
-    age: Int[Array, "*leaves"] = fields.per_leaf()
-    """The number of searches for each parameter; 0 means that `grad` is not known there."""
-    grad: PyTree[Inexact[Array, "..."]] = fields.param_like("exact")
-    """The gradient at the new parameters."""
+from ...tree.types import Params, Scalar
+from ._line import AbstractLinesearch, Line, LinesearchState, next_guess, scale_or_zero, steepest
 
 
 class _TriedRate(NamedTuple):
@@ -122,43 +99,20 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
         1e-6, within="[0, inf)", optional=True
     )
     stepsize_precision: fields.Number = fields.hyperparameter(1e-5, within="[0, inf)")
-    initial_guess_strategy: str = eqx.field(default="keep", static=True)
+    initial_guess_strategy: str = fields.choice_field("keep", "one")
     verbose: bool = eqx.field(default=False, static=True)
 
-    needs: ClassVar[tuple[str, ...]] = ("params", "value", "grad", "value_fn")
-    heeds_bounds: ClassVar[bool] = True
-    keeps_zeros: ClassVar[bool] = True
+    metric_fields: ClassVar[tuple[str, ...]] = (
+        *AbstractLinesearch.metric_fields,
+        "curvature_error",
+    )
 
-    def __check_init__(self):
-        if self.initial_guess_strategy not in ("one", "keep"):
-            raise ValueError(
-                "ScaleByZoomLinesearch.initial_guess_strategy must be 'one' or 'keep', got "
-                f"{self.initial_guess_strategy!r}."
-            )
+    def init(self, params: Params) -> LinesearchState:
+        return self._fresh(params, keeps_grad=True, has_slopes=True)
 
-    def init(self, params: Params) -> ScaleByZoomLinesearchState:
-        tree.check_inexact(params)
-        dtype = canonical_float()
-        return ScaleByZoomLinesearchState(
-            learning_rate=jnp.ones((), dtype),
-            guess=jnp.ones((), dtype),
-            value=jnp.full((), jnp.inf, dtype),
-            num_linesearch_steps=tree.fresh_count(),
-            decrease_error=jnp.full((), jnp.inf, dtype),
-            curvature_error=jnp.full((), jnp.inf, dtype),
-            age=tree.fresh_count(),
-            grad=tree.zeros_like(params),
-        )
-
-    def update(
-        self,
-        updates: Updates,
-        state: ScaleByZoomLinesearchState,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, ScaleByZoomLinesearchState]:
-        along = line(self, updates, params, context)
-        now = numbers(self, context)
+    def update(self, updates, state, params=None, context=None):
+        along = self._line(updates, params, context)
+        now = self.at(context)
         zero = jnp.zeros_like(along.value)
         guess = state.guess if self.initial_guess_strategy == "keep" else zero + 1
         start = _TriedRate(zero, along.value, along.slope)
@@ -184,7 +138,7 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
         if self.verbose:
             _report(now.tol, best, along)
         rate, value = along.taken(best.rate, best.value)
-        return scale_or_zero(along.updates, rate), ScaleByZoomLinesearchState(
+        return scale_or_zero(along.updates, rate), LinesearchState(
             learning_rate=rate,
             guess=next_guess(jnp.where(best.rate > 0, best.rate, tried)),
             value=value,
@@ -269,21 +223,6 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
             return jnp.maximum(jnp.where(finite, x, jnp.inf), 0)
 
         return error(decrease), error(curvature)
-
-    def recall(self, state: ScaleByZoomLinesearchState) -> tuple[Scalar, Updates, Bool[Array, ""]]:
-        is_valid = jnp.isfinite(state.value) & jnp.all(state.age > 0)
-        return state.value, state.grad, is_valid
-
-    def num_evaluations(self, state: ScaleByZoomLinesearchState) -> Int[Array, "*runs"]:
-        return state.num_linesearch_steps
-
-    def metrics(self, state: ScaleByZoomLinesearchState) -> dict[str, Array]:
-        return {
-            "learning_rate": state.learning_rate,
-            "num_linesearch_steps": state.num_linesearch_steps,
-            "decrease_error": state.decrease_error,
-            "curvature_error": state.curvature_error,
-        }
 
 
 def _pick(condition: Array | bool, yes: PyTree, no: PyTree) -> PyTree:

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ... import fields, tree
-from ...rules._base import AbstractRule, AbstractTransform, advise_keywords, chain
+from ...rules._base import AbstractRule, AbstractTransform, advise_keywords
 from ...rules.adaptive.adam import AbstractAdam, ScaleByAdam
 from ...rules.shaping.decay import decay_mask, decayed_descent, where_field
 from ...tree.types import Hyperparameter, WhereLike
@@ -96,10 +96,8 @@ def acprop(
     ??? cite "Zhuang et al., [Momentum Centering and Asynchronous Update for Adaptive Gradient
         Methods](https://arxiv.org/abs/2110.05454), 2021"
     """
-    return chain(
-        ScaleByAcprop(b1, b2, eps, eps_root),
-        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
-    )
+    rule = ScaleByAcprop(b1, b2, eps, eps_root)
+    return rule | decayed_descent(learning_rate, weight_decay, decay_where, independent_decay)
 
 
 class ScaleByLaprop(AbstractAdam):
@@ -175,10 +173,8 @@ def laprop(
     ??? cite "Ziyin, Wang & Ueda, [LaProp: Separating Momentum and Adaptivity in
         Adam](https://arxiv.org/abs/2002.04839), 2020"
     """
-    return chain(
-        ScaleByLaprop(b1, b2, eps, mu_dtype=mu_dtype),
-        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
-    )
+    rule = ScaleByLaprop(b1, b2, eps, mu_dtype=mu_dtype)
+    return rule | decayed_descent(learning_rate, weight_decay, decay_where, independent_decay)
 
 
 class ScaleBySimplifiedAdemamix(AbstractAdam):
@@ -261,10 +257,8 @@ def simplified_ademamix(
     ??? cite "Morwani et al., [Connections between Schedule-Free Optimizers, AdEMAMix, and
         Accelerated SGD Variants](https://arxiv.org/abs/2502.02431), 2025"
     """
-    return chain(
-        ScaleBySimplifiedAdemamix(b1, b2, alpha, eps, eps_root, mu_dtype=mu_dtype),
-        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
-    )
+    rule = ScaleBySimplifiedAdemamix(b1, b2, alpha, eps, eps_root, mu_dtype=mu_dtype)
+    return rule | decayed_descent(learning_rate, weight_decay, decay_where, independent_decay)
 
 
 class ScaleByLearningRateWithCorrectedDecay(AbstractRule[None]):
@@ -351,9 +345,7 @@ def adamc(
     ??? cite "Defazio, [Why Gradients Rapidly Increase Near the End of
         Training](https://arxiv.org/abs/2506.02285), 2025"
     """
-    return chain(
-        ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov),
-        ScaleByLearningRateWithCorrectedDecay(
-            learning_rate, max_learning_rate, weight_decay, decay_where=decay_where
-        ),
+    rule = ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov)
+    return rule | ScaleByLearningRateWithCorrectedDecay(
+        learning_rate, max_learning_rate, weight_decay, decay_where=decay_where
     )

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import fields, tree
-from ...rules._base import AbstractRule, AbstractTransform, advise_keywords, chain
+from ...rules._base import AbstractRule, AbstractTransform, advise_keywords
 from ...rules.shaping.decay import decayed
 from ...tree.types import Hyperparameter, Params, WhereLike
 
@@ -117,4 +117,4 @@ def madgrad(
     rule = ScaleByMadgrad(learning_rate, momentum, eps)
     if weight_decay is None:
         return rule
-    return chain(decayed(weight_decay, decay_where), rule)
+    return decayed(weight_decay, decay_where) | rule

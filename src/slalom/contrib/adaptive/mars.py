@@ -9,7 +9,7 @@ from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import fields, tree
 from ..._core.engine.matrices import matrices
-from ...rules._base import AbstractRule, AbstractTransform, advise_keywords, chain
+from ...rules._base import AbstractRule, AbstractTransform, advise_keywords
 from ...rules.adaptive.adam import AbstractMoments
 from ...rules.momentum.momentum import first_moment
 from ...rules.shaping.clip import clip_factor
@@ -200,7 +200,5 @@ def mars(
     ??? cite "Yuan et al., [MARS: Unleashing the Power of Variance Reduction for Training Large
         Models](https://arxiv.org/abs/2411.10438), 2024"
     """
-    return chain(
-        ScaleByMars(b1, b2, gamma, eps, mu_dtype=mu_dtype),
-        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
-    )
+    rule = ScaleByMars(b1, b2, gamma, eps, mu_dtype=mu_dtype)
+    return rule | decayed_descent(learning_rate, weight_decay, decay_where, independent_decay)

@@ -208,4 +208,4 @@ def ivon(
         Networks](https://arxiv.org/abs/2402.17641), 2024"
     """
     numbers = ess, b1, b2, hessian_init, weight_decay, clip_radius
-    return chain(ScaleByIvon(*numbers, key), ScaleByLearningRate(learning_rate))
+    return ScaleByIvon(*numbers, key) | ScaleByLearningRate(learning_rate)

@@ -246,7 +246,5 @@ def sophia(
         Pre-training](https://arxiv.org/abs/2305.14342), 2023"
     """
     numbers = b1, b2, eps, gamma, clip_threshold
-    return chain(
-        ScaleBySophia(*numbers, update_interval, estimator, key, mu_dtype),
-        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
-    )
+    rule = ScaleBySophia(*numbers, update_interval, estimator, key, mu_dtype)
+    return rule | decayed_descent(learning_rate, weight_decay, decay_where, independent_decay)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import fields, tree
-from ...rules._base import AbstractTransform, advise_keywords, chain
+from ...rules._base import AbstractTransform, advise_keywords
 from ...rules._layout import block_counts, warn_guessed
 from ...rules.adaptive.adam import AbstractMoments
 from ...rules.momentum.momentum import first_moment
@@ -185,7 +185,5 @@ def adam_mini(
     ??? cite "Zhang et al., [Adam-mini: Use Fewer Learning Rates To Gain
         More](https://arxiv.org/abs/2406.16793), 2024"
     """
-    return chain(
-        ScaleByAdamMini(b1, b2, eps, mu_dtype=mu_dtype, layout=layout),
-        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
-    )
+    rule = ScaleByAdamMini(b1, b2, eps, mu_dtype=mu_dtype, layout=layout)
+    return rule | decayed_descent(learning_rate, weight_decay, decay_where, independent_decay)

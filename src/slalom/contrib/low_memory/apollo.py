@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import fields, tree
 from ..._core.fields.keys import AbstractKeyed, key_field
-from ...rules._base import AbstractTransform, advise_keywords, chain
+from ...rules._base import AbstractTransform, advise_keywords
 from ...rules.shaping.decay import decayed_descent
 from ...tree.types import Hyperparameter, Params, WhereLike
 from ...where.layout import LayoutLike
@@ -175,7 +175,5 @@ def apollo(
     """
     numbers = {"b1": b1, "b2": b2, "eps": eps, "max_growth": max_growth}
     options = {**numbers, "mu_dtype": mu_dtype, "layout": layout}
-    return chain(
-        ScaleByApollo(rank, update_proj_gap, scale, per_tensor, key, **options),
-        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
-    )
+    rule = ScaleByApollo(rank, update_proj_gap, scale, per_tensor, key, **options)
+    return rule | decayed_descent(learning_rate, weight_decay, decay_where, independent_decay)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import fields, tree
 from ..._core.engine.matrices import matrices_or_none, refuse_unequal
-from ...rules._base import AbstractTransform, State, advise_keywords, chain
+from ...rules._base import AbstractTransform, State, advise_keywords
 from ...rules.adaptive.adam import AbstractMoments
 from ...rules.matrices._orthonormal import adjoint
 from ...rules.momentum.momentum import first_moment
@@ -227,7 +227,5 @@ def galore(
         Projection](https://arxiv.org/abs/2403.03507), 2024"
     """
     options = {"b1": b1, "b2": b2, "eps": eps, "mu_dtype": mu_dtype}
-    return chain(
-        ScaleByGalore(rank, update_proj_gap, scale, **options, layout=layout),
-        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
-    )
+    rule = ScaleByGalore(rank, update_proj_gap, scale, **options, layout=layout)
+    return rule | decayed_descent(learning_rate, weight_decay, decay_where, independent_decay)

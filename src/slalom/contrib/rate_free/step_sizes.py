@@ -210,11 +210,8 @@ def cocob(
     ??? cite "Orabona & Tommasi, [Training Deep Networks without Learning Rates Through Coin
         Betting](https://arxiv.org/abs/1705.07795), 2017"
     """
-    return chain(
-        decayed(weight_decay, decay_where),
-        ScaleByLearningRate(learning_rate, flip_sign=False),
-        ScaleByCocob(alpha, eps),
-    )
+    rate = ScaleByLearningRate(learning_rate, flip_sign=False)
+    return decayed(weight_decay, decay_where) | rate | ScaleByCocob(alpha, eps)
 
 
 class ScaleByDAdaptAdamState(AbstractEstimatingState):

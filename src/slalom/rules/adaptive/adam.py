@@ -8,7 +8,7 @@ from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import fields, tree
 from ...tree.types import Hyperparameter, Params, WhereLike
-from .._base import AbstractRule, AbstractTransform, State, advise_keywords, chain
+from .._base import AbstractRule, AbstractTransform, State, advise_keywords
 from ..momentum.momentum import first_moment
 from ..shaping.decay import decayed_descent
 from ..shaping.scale import ScaleByLearningRate
@@ -147,10 +147,8 @@ def adam(
 
     ??? cite "Kingma & Ba, [Adam](https://arxiv.org/abs/1412.6980), 2014"
     """
-    return chain(
-        ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov),
-        ScaleByLearningRate(learning_rate),
-    )
+    rule = ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov)
+    return rule | ScaleByLearningRate(learning_rate)
 
 
 @advise_keywords
@@ -197,10 +195,8 @@ def adamw(
     ??? cite "Loshchilov & Hutter, [Decoupled Weight Decay
         Regularization](https://arxiv.org/abs/1711.05101), 2017"
     """
-    return chain(
-        ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov),
-        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
-    )
+    rule = ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov)
+    return rule | decayed_descent(learning_rate, weight_decay, decay_where, independent_decay)
 
 
 @advise_keywords

@@ -230,10 +230,8 @@ def adabelief(
 
     ??? cite "Zhuang et al., [AdaBelief Optimizer](https://arxiv.org/abs/2010.07468), 2020"
     """
-    return chain(
-        ScaleByBelief(b1, b2, eps, eps_root, nesterov=nesterov),
-        ScaleByLearningRate(learning_rate),
-    )
+    rule = ScaleByBelief(b1, b2, eps, eps_root, nesterov=nesterov)
+    return rule | ScaleByLearningRate(learning_rate)
 
 
 @advise_keywords
@@ -262,10 +260,7 @@ def yogi(
         Optimization](https://papers.nips.cc/paper/8186-adaptive-methods-for-nonconvex-optimization),
         2018"
     """
-    return chain(
-        ScaleByYogi(b1, b2, eps, mu_dtype=mu_dtype),
-        ScaleByLearningRate(learning_rate),
-    )
+    return ScaleByYogi(b1, b2, eps, mu_dtype=mu_dtype) | ScaleByLearningRate(learning_rate)
 
 
 @advise_keywords
@@ -296,7 +291,5 @@ def radam(
     ??? cite "Liu et al., [On the Variance of the Adaptive Learning Rate and
         Beyond](https://arxiv.org/abs/1908.03265), 2019"
     """
-    return chain(
-        ScaleByRadam(b1, b2, eps, eps_root, threshold, nesterov=nesterov, mu_dtype=mu_dtype),
-        ScaleByLearningRate(learning_rate),
-    )
+    rule = ScaleByRadam(b1, b2, eps, eps_root, threshold, nesterov=nesterov, mu_dtype=mu_dtype)
+    return rule | ScaleByLearningRate(learning_rate)

@@ -10,7 +10,7 @@ from jaxtyping import Array, Real
 
 from ... import fields, tree
 from ...tree.types import Hyperparameter, WhereLike
-from .._base import AbstractTransform, advise_keywords, chain
+from .._base import AbstractTransform, advise_keywords
 from ..shaping.decay import decayed_descent
 from .adam import AbstractAdam
 
@@ -125,7 +125,5 @@ def adopt(
     """
     options: dict[str, Any] = {} if clip_value_fn is None else {"clip_value_fn": clip_value_fn}
     options |= {"nesterov": nesterov, "use_clipping": use_clipping}
-    return chain(
-        ScaleByAdopt(b1, b2, eps, mu_dtype, **options),
-        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
-    )
+    rule = ScaleByAdopt(b1, b2, eps, mu_dtype, **options)
+    return rule | decayed_descent(learning_rate, weight_decay, decay_where, independent_decay)

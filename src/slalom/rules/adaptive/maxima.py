@@ -9,7 +9,7 @@ from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import fields, tree
 from ...tree.types import Hyperparameter, Params, WhereLike
-from .._base import AbstractTransform, advise_keywords, chain
+from .._base import AbstractTransform, advise_keywords
 from ..momentum.momentum import first_moment
 from ..shaping.decay import decayed_descent
 from ..shaping.scale import ScaleByLearningRate
@@ -73,10 +73,7 @@ def adamax(
 
     ??? cite "Kingma & Ba, [Adam](https://arxiv.org/abs/1412.6980), 2014"
     """
-    return chain(
-        ScaleByAdamax(b1, b2, eps, mu_dtype=mu_dtype),
-        ScaleByLearningRate(learning_rate),
-    )
+    return ScaleByAdamax(b1, b2, eps, mu_dtype=mu_dtype) | ScaleByLearningRate(learning_rate)
 
 
 @advise_keywords
@@ -110,10 +107,8 @@ def adamaxw(
     ??? cite "Kingma & Ba, [Adam](https://arxiv.org/abs/1412.6980), 2014; Loshchilov & Hutter,
         [Decoupled Weight Decay Regularization](https://arxiv.org/abs/1711.05101), 2017"
     """
-    return chain(
-        ScaleByAdamax(b1, b2, eps, mu_dtype=mu_dtype),
-        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
-    )
+    rule = ScaleByAdamax(b1, b2, eps, mu_dtype=mu_dtype)
+    return rule | decayed_descent(learning_rate, weight_decay, decay_where, independent_decay)
 
 
 class ScaleByAmsgradState(eqx.Module):
@@ -209,7 +204,5 @@ def amsgrad(
         Beyond](https://openreview.net/forum?id=ryQu7f-RZ), 2018"
     """
     corrections = bias_correction_mu, bias_correction_nu
-    return chain(
-        ScaleByAmsgrad(b1, b2, eps, eps_root, mu_dtype, *corrections),
-        ScaleByLearningRate(learning_rate),
-    )
+    rule = ScaleByAmsgrad(b1, b2, eps, eps_root, mu_dtype, *corrections)
+    return rule | ScaleByLearningRate(learning_rate)

@@ -9,7 +9,7 @@ from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import fields, tree
 from ...tree.types import Hyperparameter, Params, WhereLike
-from .._base import AbstractRule, AbstractTransform, advise_keywords, chain
+from .._base import AbstractRule, AbstractTransform, advise_keywords
 from ..momentum.momentum import first_moment
 from ..shaping.decay import decayed_descent
 
@@ -135,10 +135,8 @@ def ademamix(
     ??? cite "Pagliardini, Ablin & Grangier, [The AdEMAMix Optimizer: Better, Faster,
         Older](https://arxiv.org/abs/2409.03137), 2024"
     """
-    return chain(
-        ScaleByAdemamix(b1, b2, b3, alpha, eps, eps_root, mu_dtype),
-        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
-    )
+    rule = ScaleByAdemamix(b1, b2, b3, alpha, eps, eps_root, mu_dtype)
+    return rule | decayed_descent(learning_rate, weight_decay, decay_where, independent_decay)
 
 
 class ScaleByAdanState(eqx.Module):
@@ -253,7 +251,5 @@ def adan(
 
     ??? cite "Xie et al., [Adan](https://arxiv.org/abs/2208.06677), 2022"
     """
-    return chain(
-        ScaleByAdan(b1, b2, b3, eps, eps_root, mu_dtype=mu_dtype),
-        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
-    )
+    rule = ScaleByAdan(b1, b2, b3, eps, eps_root, mu_dtype=mu_dtype)
+    return rule | decayed_descent(learning_rate, weight_decay, decay_where, independent_decay)

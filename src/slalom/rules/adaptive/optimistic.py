@@ -8,7 +8,7 @@ from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import fields, tree
 from ...tree.types import Hyperparameter, Params
-from .._base import AbstractRule, AbstractTransform, advise_keywords, chain
+from .._base import AbstractRule, AbstractTransform, advise_keywords
 from ..shaping.scale import ScaleByLearningRate
 from .adam import ScaleByAdam
 
@@ -79,7 +79,7 @@ def optimistic_gradient_descent(
     ??? cite "Mokhtari et al., [A Unified Analysis of Extra-gradient and Optimistic Gradient
         Methods](https://arxiv.org/abs/1901.08511), 2019"
     """
-    return chain(ScaleByOptimisticGradient(alpha, beta), ScaleByLearningRate(learning_rate))
+    return ScaleByOptimisticGradient(alpha, beta) | ScaleByLearningRate(learning_rate)
 
 
 @advise_keywords
@@ -113,8 +113,5 @@ def optimistic_adam_v2(
     ??? cite "Daskalakis et al., [Training GANs with Optimism](https://arxiv.org/abs/1711.00141),
         2017"
     """
-    return chain(
-        ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov),
-        ScaleByOptimisticGradient(alpha, beta),
-        ScaleByLearningRate(learning_rate),
-    )
+    rule = ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov)
+    return rule | ScaleByOptimisticGradient(alpha, beta) | ScaleByLearningRate(learning_rate)

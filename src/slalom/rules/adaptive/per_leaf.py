@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Inexact, Int, PyTree
 from ... import fields, tree
 from ...tree.types import Hyperparameter, Params, WhereLike
 from ...where.resolve import as_where
-from .._base import AbstractRule, AbstractTransform, advise_keywords, chain
+from .._base import AbstractRule, AbstractTransform, advise_keywords
 from ..momentum.momentum import first_moment
 from ..shaping.scale import ScaleByLearningRate
 from .adam import AbstractAdam
@@ -119,7 +119,7 @@ def novograd(
         # The decay enters the momentum, so it cannot be a separate link.
         others = ScaleByNovograd(b1, b2, eps, eps_root, mu_dtype=mu_dtype)
         rule = others.partition({as_where(decay_where): rule}, names=("decayed",))
-    return chain(rule, ScaleByLearningRate(learning_rate))
+    return rule | ScaleByLearningRate(learning_rate)
 
 
 class ScaleByStableAdam(AbstractAdam):
@@ -217,4 +217,4 @@ def stable_adamw(
         # The step shortens the decay too, so it cannot be a separate link.
         others = ScaleByStableAdam(b1, b2, eps, **options)
         rule = others.partition({as_where(decay_where): rule}, names=("decayed",))
-    return chain(rule, ScaleByLearningRate(learning_rate))
+    return rule | ScaleByLearningRate(learning_rate)

@@ -162,12 +162,8 @@ def lamb(
     ??? cite "You et al., [Large Batch Optimization for Deep Learning: Training BERT in 76
         minutes](https://arxiv.org/abs/1904.00962), 2019"
     """
-    return chain(
-        ScaleByAdam(b1, b2, eps, eps_root, mu_dtype),
-        decayed(weight_decay, decay_where),
-        ScaleByTrustRatio(),
-        ScaleByLearningRate(learning_rate),
-    )
+    rule = ScaleByAdam(b1, b2, eps, eps_root, mu_dtype) | decayed(weight_decay, decay_where)
+    return rule | ScaleByTrustRatio() | ScaleByLearningRate(learning_rate)
 
 
 @advise_keywords
@@ -236,4 +232,4 @@ def fromage(
     ??? cite "Bernstein et al., [On the distance between two neural networks and the stability of
         learning](https://arxiv.org/abs/2002.03432), 2020"
     """
-    return chain(ScaleByTrustRatio(min_norm), ScaleByFromage(learning_rate))
+    return ScaleByTrustRatio(min_norm) | ScaleByFromage(learning_rate)

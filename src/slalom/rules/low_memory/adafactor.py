@@ -349,4 +349,4 @@ def sm3(
     ??? cite "Anil et al., [Memory-Efficient Adaptive
         Optimization](https://arxiv.org/abs/1901.11150), 2019"
     """
-    return chain(ScaleBySm3(momentum, mu_dtype=mu_dtype), ScaleByLearningRate(learning_rate))
+    return ScaleBySm3(momentum, mu_dtype=mu_dtype) | ScaleByLearningRate(learning_rate)

@@ -100,7 +100,7 @@ def noisy_sgd(
     ??? cite "Neelakantan et al., [Adding Gradient Noise Improves Learning for Very Deep
         Networks](https://arxiv.org/abs/1511.06807), 2015"
     """
-    return chain(AddNoise(eta, gamma, key), ScaleByLearningRate(learning_rate))
+    return AddNoise(eta, gamma, key) | ScaleByLearningRate(learning_rate)
 
 
 class _AbstractPerExampleClip(AbstractPerExampleTransform):

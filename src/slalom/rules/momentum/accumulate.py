@@ -135,10 +135,7 @@ def adagrad(
     ??? cite "Duchi, Hazan & Singer, [Adaptive Subgradient Methods for Online Learning and
         Stochastic Optimization](https://jmlr.org/papers/v12/duchi11a.html), 2011"
     """
-    return chain(
-        ScaleByRss(initial_accumulator_value, eps),
-        ScaleByLearningRate(learning_rate),
-    )
+    return ScaleByRss(initial_accumulator_value, eps) | ScaleByLearningRate(learning_rate)
 
 
 @advise_keywords
@@ -169,11 +166,8 @@ def adadelta(
 
     ??? cite "Zeiler, [ADADELTA](https://arxiv.org/abs/1212.5701), 2012"
     """
-    return chain(
-        decayed(weight_decay, decay_where),
-        ScaleByAdadelta(rho, eps),
-        ScaleByLearningRate(learning_rate),
-    )
+    rule = decayed(weight_decay, decay_where) | ScaleByAdadelta(rho, eps)
+    return rule | ScaleByLearningRate(learning_rate)
 
 
 class ApplyEveryState(eqx.Module):

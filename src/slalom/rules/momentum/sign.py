@@ -147,10 +147,8 @@ def lion(
     ??? cite "Chen et al., [Symbolic Discovery of Optimization
         Algorithms](https://arxiv.org/abs/2302.06675), 2023"
     """
-    return chain(
-        ScaleByLion(b1, b2, mu_dtype),
-        *decayed_descent(learning_rate, weight_decay, decay_where, independent_decay),
-    )
+    rule = ScaleByLion(b1, b2, mu_dtype)
+    return rule | decayed_descent(learning_rate, weight_decay, decay_where, independent_decay)
 
 
 @advise_keywords
@@ -169,7 +167,7 @@ def sign_sgd(learning_rate: Hyperparameter) -> AbstractTransform:
 
     ??? cite "Bernstein et al., [signSGD](https://arxiv.org/abs/1802.04434), 2018"
     """
-    return chain(ScaleBySign(), ScaleByLearningRate(learning_rate))
+    return ScaleBySign() | ScaleByLearningRate(learning_rate)
 
 
 @advise_keywords
@@ -196,7 +194,7 @@ def signum(
     ??? cite "Bernstein et al., [signSGD](https://arxiv.org/abs/1802.04434), 2018"
     """
     momentum = Trace(b1, accumulator_dtype=accumulator_dtype)
-    return chain(momentum, ScaleBySign(), ScaleByLearningRate(learning_rate))
+    return momentum | ScaleBySign() | ScaleByLearningRate(learning_rate)
 
 
 class ScaleByRpropState(eqx.Module):
@@ -290,4 +288,4 @@ def rprop(
         1993; Igel & Hüsken, Improving the Rprop learning algorithm, 2000 (iRprop−)"
     """
     rule = ScaleByRprop(learning_rate, eta_minus, eta_plus, min_step_size, max_step_size)
-    return chain(rule, Scale(-1.0))
+    return rule | Scale(-1.0)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from ... import fields, tree
 from ...tree.types import Hyperparameter
-from .._base import AbstractRule, AbstractTransform, advise_keywords, chain
+from .._base import AbstractRule, AbstractTransform, advise_keywords
 from ..shaping.scale import ScaleByLearningRate
 
 
@@ -101,6 +101,4 @@ def polyak_sgd(
     ??? cite "Loizou et al., [Stochastic Polyak Step-size for
         SGD](https://arxiv.org/abs/2002.10542), 2020"
     """
-    return chain(
-        ScaleByPolyak(f_min, max_learning_rate, eps, variant), ScaleByLearningRate(scaling)
-    )
+    return ScaleByPolyak(f_min, max_learning_rate, eps, variant) | ScaleByLearningRate(scaling)

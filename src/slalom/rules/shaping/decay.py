@@ -139,15 +139,15 @@ def decayed_descent(
     weight_decay: Hyperparameter,
     decay_where: WhereLike | None,
     independent_decay: bool,
-) -> tuple[AbstractTransform, AbstractTransform]:
+) -> AbstractTransform:
     """The last two links of an optimizer: weight decay, and a learning rate that scales it.
 
     An independent decay comes after the learning rate.
     """
     rate = ScaleByLearningRate(learning_rate)
     if independent_decay:
-        return rate, _on(SubtractDecayedWeights(weight_decay), decay_where)
-    return decayed(weight_decay, decay_where), rate
+        return rate | _on(SubtractDecayedWeights(weight_decay), decay_where)
+    return decayed(weight_decay, decay_where) | rate
 
 
 def _on(link: AbstractTransform, where: WhereLike | None) -> AbstractTransform:

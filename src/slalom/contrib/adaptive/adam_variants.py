@@ -37,8 +37,6 @@ class ScaleByAcprop(AbstractAdam):
         Methods](https://arxiv.org/abs/2110.05454), 2021"
     """
 
-    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
-    b2: fields.Number = fields.hyperparameter(0.999, within="[0, 1)")
     eps: fields.Number = fields.hyperparameter(1e-16, within="[0, inf)")
     eps_root: fields.Number = fields.hyperparameter(1e-16, within="[0, inf)")
 
@@ -123,8 +121,6 @@ class ScaleByLaprop(AbstractAdam):
         Adam](https://arxiv.org/abs/2002.04839), 2020"
     """
 
-    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
-    b2: fields.Number = fields.hyperparameter(0.999, within="[0, 1)")
     eps: fields.Number = fields.hyperparameter(1e-15, within="[0, inf)")
     mu_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
 

@@ -51,7 +51,10 @@ class AbstractMoments(AbstractRule[State], AbstractDecays):
 
 
 class AbstractAdam(AbstractMoments[ScaleByAdamState]):
-    """A rule with the state of Adam."""
+    """A rule with the state of Adam, and the decays as its first fields."""
+
+    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
+    b2: fields.Number = fields.hyperparameter(0.999, within="[0, 1)")
 
     wide_mean: ClassVar[bool] = False
     """Whether the mean is at least float32 by default, because it is subtracted from gradients."""
@@ -96,8 +99,6 @@ class ScaleByAdam(AbstractAdam):
         momentum into Adam, 2016"
     """
 
-    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
-    b2: fields.Number = fields.hyperparameter(0.999, within="[0, 1)")
     eps: fields.Number = fields.hyperparameter(1e-8, within="[0, inf)")
     eps_root: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
     mu_dtype: np.dtype | None = fields.dtype_field()

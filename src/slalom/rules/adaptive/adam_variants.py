@@ -34,8 +34,6 @@ class ScaleByBelief(AbstractAdam):
     ??? cite "Zhuang et al., [AdaBelief Optimizer](https://arxiv.org/abs/2010.07468), 2020"
     """
 
-    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
-    b2: fields.Number = fields.hyperparameter(0.999, within="[0, 1)")
     eps: fields.Number = fields.hyperparameter(1e-16, within="[0, inf)")
     eps_root: fields.Number = fields.hyperparameter(1e-16, within="[0, inf)")
     nesterov: bool = eqx.field(default=False, static=True, kw_only=True)
@@ -80,8 +78,6 @@ class ScaleByYogi(AbstractAdam):
         2018"
     """
 
-    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
-    b2: fields.Number = fields.hyperparameter(0.999, within="[0, 1)")
     eps: fields.Number = fields.hyperparameter(1e-3, within="[0, inf)")
     eps_root: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
     initial_accumulator_value: fields.Number = fields.hyperparameter(1e-6, within="[0, inf)")
@@ -134,8 +130,6 @@ class ScaleByRadam(AbstractAdam):
         Beyond](https://arxiv.org/abs/1908.03265), 2019"
     """
 
-    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
-    b2: fields.Number = fields.hyperparameter(0.999, within="[0, 1)")
     eps: fields.Number = fields.hyperparameter(1e-8, within="[0, inf)")
     eps_root: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
     threshold: fields.Number = fields.hyperparameter(5.0, within="[4, inf)")

@@ -48,7 +48,6 @@ class ScaleByAdopt(AbstractAdam):
         Rate](https://arxiv.org/abs/2411.02853), 2024"
     """
 
-    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
     b2: fields.Number = fields.hyperparameter(0.9999, within="[0, 1)")
     eps: fields.Number = fields.hyperparameter(1e-6, within="[0, inf)")
     mu_dtype: np.dtype | None = fields.dtype_field()

@@ -33,8 +33,6 @@ class ScaleByAdamax(AbstractAdam):
     ??? cite "Kingma & Ba, [Adam](https://arxiv.org/abs/1412.6980), 2014"
     """
 
-    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
-    b2: fields.Number = fields.hyperparameter(0.999, within="[0, 1)")
     eps: fields.Number = fields.hyperparameter(1e-8, within="(0, inf)")
     mu_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
 

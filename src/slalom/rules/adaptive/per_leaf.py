@@ -148,7 +148,6 @@ class ScaleByStableAdam(AbstractAdam):
         models](https://arxiv.org/abs/2304.13013), 2023"
     """
 
-    b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
     b2: fields.Number = fields.hyperparameter(0.99, within="[0, 1)")
     eps: fields.Number = fields.hyperparameter(1e-8, within="[0, inf)")
     weight_decay: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")

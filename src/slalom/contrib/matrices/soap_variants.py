@@ -85,14 +85,8 @@ class ScaleByKlSoap(AbstractInEigenbasis[ScaleByKlSoapState]):
         3"
     """
 
-    b1: fields.Number = fields.hyperparameter(0.95, within="[0, 1)")
     b2: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
-    eps: fields.Number = fields.hyperparameter(1e-8, within="[0, inf)")
     precondition_frequency: Frequency = frequency_field(1)
-    shampoo_beta: fields.OptionalNumber = fields.hyperparameter(None, within="[0, 1)")
-    max_size: int = fields.count_field(10_000)
-    mu_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
-    layout: LayoutLike = fields.layout_field()
 
     refreshes: ClassVar[tuple[str, ...]] = ("rotated_mu", "basis")
 
@@ -102,18 +96,14 @@ class ScaleByKlSoap(AbstractInEigenbasis[ScaleByKlSoapState]):
             return tuple(jnp.zeros(len(x), tree.real_dtype(dtype)) for x in factors)
 
         new = self.for_each_matrix(params, variances)
-        return ScaleByKlSoapState(**self.at_first(params), variances=new)
+        return ScaleByKlSoapState(**self._fresh(params), variances=new)
 
     def refresh(self, g, leaf):
-        leaf.basis, leaf.rotated_mu, _ = self.follow(
+        leaf.basis, leaf.rotated_mu, _ = self._follow_basis(
             leaf.basis, leaf.statistics, leaf.rotated_mu, iterated_eigenvectors
         )
 
-    def advance(self, g, leaf):
-        g = bounded_entries(g)
-        rotated = self._into_basis(g, leaf.basis)
-        moments = self.moments(rotated, leaf.rotated_mu, leaf.rotated_nu)
-        leaf.rotated_mu, leaf.rotated_nu = moments
+    def _follow_factors(self, g, rotated, leaf):
         share = jnp.where(self.is_first, 1, self.c_s)
 
         def sides(factors: Sequence[Array]) -> list[Array | None]:

@@ -1,5 +1,6 @@
 """SOAP: Adam in the eigenbasis of two factors."""
 
+import abc
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
@@ -51,12 +52,14 @@ class AbstractInEigenbasis(AbstractTwoSided[EigenState]):
     eigenvectors.
     """
 
-    b1: eqx.AbstractVar[fields.Number]
-    b2: eqx.AbstractVar[fields.Number]
-    eps: eqx.AbstractVar[fields.Number]
-    precondition_frequency: eqx.AbstractVar[Frequency]
-    shampoo_beta: eqx.AbstractVar[fields.OptionalNumber]
-    max_size: eqx.AbstractVar[int]
+    b1: fields.Number = fields.hyperparameter(0.95, within="[0, 1)")
+    b2: fields.Number = fields.hyperparameter(0.95, within="[0, 1)")
+    eps: fields.Number = fields.hyperparameter(1e-8, within="[0, inf)")
+    precondition_frequency: Frequency = frequency_field(10)
+    shampoo_beta: fields.OptionalNumber = fields.hyperparameter(None, within="[0, 1)")
+    max_size: int = fields.count_field(10_000)
+    mu_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
+    layout: LayoutLike = fields.layout_field()
 
     # --- the phases -------------------------------------------------------------------------
 
@@ -75,6 +78,14 @@ class AbstractInEigenbasis(AbstractTwoSided[EigenState]):
         self.nu_scale = tree.bias_correction(self.b2, updates)
         state.age = tree.increment(state.age)
 
+    def advance(self, g, leaf):
+        g = bounded_entries(g)
+        rotated = self._into_basis(g, leaf.basis)
+        used = jnp.where(self._above_rounding(rotated), rotated, 0)
+        leaf.rotated_mu = self.b1 * leaf.rotated_mu + self.c1 * used
+        leaf.rotated_nu = self.b2 * leaf.rotated_nu + self.c2 * tree.bounded_square(used)
+        self._follow_factors(g, rotated, leaf)
+
     def direction(self, g, leaf):
         divisor = tree.root(tree.positive(leaf.rotated_nu) * self.nu_scale) + self.eps
         # The mean is rounded again whenever it turns.
@@ -83,7 +94,7 @@ class AbstractInEigenbasis(AbstractTwoSided[EigenState]):
         mu = jnp.where(keep, leaf.rotated_mu, 0) * self.mu_scale
         return self._out_of_basis(mu / divisor, leaf.basis)
 
-    def at_first(self, params: Params) -> dict[str, Any]:
+    def _fresh(self, params: Params) -> dict[str, Any]:
         """The fields that the states have in common, before the first step."""
         return {
             "age": tree.fresh_count(),
@@ -96,7 +107,7 @@ class AbstractInEigenbasis(AbstractTwoSided[EigenState]):
 
     # --- one matrix -------------------------------------------------------------------------
 
-    def follow(
+    def _follow_basis(
         self,
         basis: tuple[Array, ...],
         statistics: tuple[Array, ...],
@@ -130,11 +141,15 @@ class AbstractInEigenbasis(AbstractTwoSided[EigenState]):
             mu = self._into_basis(self._out_of_basis(mu, basis), new)
         return new, mu, [order for _, order in sides]
 
-    def moments(self, rotated: Array, mu: Array, nu: Array) -> tuple[Array, Array]:
-        """The moments after a gradient in the basis."""
-        rotated = jnp.where(self._above_rounding(rotated), rotated, 0)
-        mu = self.b1 * mu + self.c1 * rotated
-        return mu, self.b2 * nu + self.c2 * tree.bounded_square(rotated)
+    @abc.abstractmethod
+    def _follow_factors(self, g: Array, rotated: Array, leaf: EigenState) -> None:
+        """Assigns the new `statistics` of a matrix, and other fields that follow from its gradient.
+
+        **Arguments:**
+
+        - `g`, `rotated`: the gradient, and the same in the basis.
+        - `leaf`: as for `advance`.
+        """
 
 
 class ScaleBySoapState(AbstractInEigenbasisState):
@@ -182,22 +197,13 @@ class ScaleBySoap(AbstractInEigenbasis[ScaleBySoapState]):
         Adam](https://arxiv.org/abs/2409.11321), 2024"
     """
 
-    b1: fields.Number = fields.hyperparameter(0.95, within="[0, 1)")
-    b2: fields.Number = fields.hyperparameter(0.95, within="[0, 1)")
-    eps: fields.Number = fields.hyperparameter(1e-8, within="[0, inf)")
-    precondition_frequency: Frequency = frequency_field(10)
-    shampoo_beta: fields.OptionalNumber = fields.hyperparameter(None, within="[0, 1)")
-    max_size: int = fields.count_field(10_000)
-    mu_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
-    layout: LayoutLike = fields.layout_field()
-
     refreshes: ClassVar[tuple[str, ...]] = ("rotated_mu", "rotated_nu", "basis")
 
     def init(self, params: Params) -> ScaleBySoapState:
-        return ScaleBySoapState(**self.at_first(params))
+        return ScaleBySoapState(**self._fresh(params))
 
     def refresh(self, g, leaf):
-        leaf.basis, leaf.rotated_mu, orders = self.follow(
+        leaf.basis, leaf.rotated_mu, orders = self._follow_basis(
             leaf.basis, leaf.statistics, leaf.rotated_mu, refreshed_eigenvectors
         )
         nu = tree.after(leaf.rotated_nu, leaf.basis[-1:])
@@ -208,11 +214,7 @@ class ScaleBySoap(AbstractInEigenbasis[ScaleBySoapState]):
         # By one gather: of two, XLA makes an invalid program where a mesh divides both sides.
         leaf.rotated_nu = nu[rows[:, None], columns]
 
-    def advance(self, g, leaf):
-        g = bounded_entries(g)
-        rotated = self._into_basis(g, leaf.basis)
-        moments = self.moments(rotated, leaf.rotated_mu, leaf.rotated_nu)
-        leaf.rotated_mu, leaf.rotated_nu = moments
+    def _follow_factors(self, g, rotated, leaf):
         leaf.statistics = self._toward_products(leaf.statistics, self.c_s, g)
 
 

@@ -11,6 +11,7 @@ from .._core.fields.declare import (
     OptionalNumber,
     check_number,
     check_step,
+    choice_field,
     hyperparameter,
     steps,
 )
@@ -279,16 +280,9 @@ class piecewise_interpolate(AbstractSchedule):
     ```
     """
 
-    interpolate_type: str = eqx.field(static=True)
+    interpolate_type: str = choice_field("linear", "cosine", required=True)
     init_value: Number = hyperparameter()
     boundaries_and_scales: BoundariesAndScales = eqx.field(default=None, converter=_converted)
-
-    def __check_init__(self):
-        if self.interpolate_type not in ("linear", "cosine"):
-            raise ValueError(
-                "piecewise_interpolate.interpolate_type must be 'linear' or 'cosine', got "
-                f"{self.interpolate_type!r}."
-            )
 
     def __call__(self, step: Step) -> Scalar:
         value = as_canonical(self.init_value)

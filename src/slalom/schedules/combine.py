@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._core.fields.declare import Number, hyperparameter, steps_in_order
+from .._core.fields.declare import Number, choice_field, hyperparameter, steps_in_order
 from .._core.fields.schedule import AbstractSchedule, as_schedule
 from .._core.text.printing import Infix
 from ..tree.dtypes import as_canonical
@@ -86,18 +86,13 @@ class CombinedSchedule(AbstractSchedule):
     - `right`: the right operand, a number or a schedule.
     """
 
-    symbol: str = eqx.field(static=True)
+    symbol: str = choice_field(*_OPERATIONS, required=True)
     left: Number = hyperparameter()
     right: Number = hyperparameter()
 
     takes_schedules: ClassVar[bool] = True
 
     def __check_init__(self):
-        if self.symbol not in _OPERATIONS:
-            symbols = ", ".join(map(repr, _OPERATIONS))
-            raise ValueError(
-                f"CombinedSchedule.symbol must be one of {symbols}, got {self.symbol!r}."
-            )
         if self.symbol == "/" and isinstance(self.right, float) and self.right == 0:
             raise ZeroDivisionError(f"The schedule {self.left!r} is divided by zero.")
 

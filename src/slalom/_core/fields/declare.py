@@ -150,20 +150,22 @@ def count_field(default: object = _MISSING, *, least: int = 1, kw_only: bool = F
     return checked_field(check, default, converter=_as_steps, kw_only=kw_only)
 
 
-def choice_field(default: str | None, *others: str | None, kw_only: bool = False) -> Any:
+def choice_field(
+    default: str | None, *others: str | None, required: bool = False, kw_only: bool = False
+) -> Any:
     """Declares a static field that is one of several strings.
 
     **Arguments:**
 
     - `default`: the default value.
     - `others`: the other allowed values.
+    - `required`: whether there is no default, and `default` is only the first allowed value.
     - `kw_only`: whether the field is a keyword-only argument.
 
     **Returns:** a field, for the body of a transform class.
     """
-    return checked_field(
-        functools.partial(_check_choice, (default, *others)), default, kw_only=kw_only
-    )
+    check = functools.partial(_check_choice, (default, *others))
+    return checked_field(check, _MISSING if required else default, kw_only=kw_only)
 
 
 def layout_field() -> Any:

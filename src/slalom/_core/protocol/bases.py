@@ -81,7 +81,7 @@ class AbstractStatelessTransform(AbstractTransform[None]):
         return self.apply(updates, params, context), None
 
 
-class AbstractPerExampleTransform(AbstractTransform):
+class AbstractPerExampleTransform(AbstractTransform[State]):
     """A first link whose gradients have a leading axis of examples.
 
     A subclass implements `init`, `gather` and `finish`. A training step may process the parts of a
@@ -105,8 +105,8 @@ class AbstractPerExampleTransform(AbstractTransform):
 
     @abc.abstractmethod
     def finish(
-        self, total: Updates, counts: PyTree, size: int, state: PyTree, context: Context | None
-    ) -> tuple[Updates, Any]:
+        self, total: Updates, counts: PyTree, size: int, state: State, context: Context | None
+    ) -> tuple[Updates, State]:
         """Computes the updates from the sums over the whole batch.
 
         **Arguments:**
@@ -121,10 +121,10 @@ class AbstractPerExampleTransform(AbstractTransform):
     def update(
         self,
         updates: Gradients,
-        state: PyTree,
+        state: State,
         params: Params | None = None,
         context: Context | None = None,
-    ) -> tuple[Updates, Any]:
+    ) -> tuple[Updates, State]:
         if context is not None and context.gathered is not None:
             return self.finish(updates, *context.gathered, state, context)
         leaves = jax.tree.leaves(updates)

@@ -22,7 +22,7 @@ class MeasureGradientNoiseState(eqx.Module):
     """The mean of the estimates of tr Σ."""
 
 
-class MeasureGradientNoise(AbstractPerExampleTransform):
+class MeasureGradientNoise(AbstractPerExampleTransform[MeasureGradientNoiseState]):
     """The mean of the gradients of the examples; measures the gradient noise scale.
 
         u = ḡ = (Σᵢ gᵢ) / B
@@ -64,14 +64,7 @@ class MeasureGradientNoise(AbstractPerExampleTransform):
         sums = tree.map_leaves(lambda _, g: jnp.sum(g, 0), (grads,))
         return sums, tree.map_leaves(lambda _, g: jnp.sum(tree.abs_squared(g)), (grads,))
 
-    def finish(
-        self,
-        total: Updates,
-        counts: PyTree,
-        size: int,
-        state: MeasureGradientNoiseState,
-        context: Context | None,
-    ) -> tuple[Updates, MeasureGradientNoiseState]:
+    def finish(self, total, counts, size, state, context):
         if size < 2 and jax.tree.leaves(total):
             raise ValueError(
                 f"MeasureGradientNoise needs the gradients of at least 2 examples, got {size}."

@@ -108,9 +108,7 @@ class _AbstractPerExampleClip(AbstractPerExampleTransform):
 
     keeps_zeros: ClassVar[bool] = True
 
-    def finish(
-        self, total: Updates, counts: PyTree, size: int, state: PyTree, context: Context | None
-    ) -> tuple[Updates, PyTree]:
+    def finish(self, total, counts, size, state, context):
         return total, type(state)(counts)
 
     def metrics(self, state: PyTree) -> dict[str, Array]:
@@ -219,7 +217,9 @@ class DifferentiallyPrivateAggregateState(eqx.Module):
     """The number of examples that were clipped in the last step."""
 
 
-class DifferentiallyPrivateAggregate(AbstractKeyed, AbstractPerExampleTransform):
+class DifferentiallyPrivateAggregate(
+    AbstractKeyed, AbstractPerExampleTransform[DifferentiallyPrivateAggregateState]
+):
     """The mean of clipped gradients of examples, plus noise for differential privacy.
 
         u = (Σᵢ gᵢ·min(1, c / ‖gᵢ‖) + c·σ·ξ) / B
@@ -256,14 +256,7 @@ class DifferentiallyPrivateAggregate(AbstractKeyed, AbstractPerExampleTransform)
     def gather(self, grads: Gradients, context: Context | None) -> tuple[Updates, PyTree]:
         return _clipped_sum(grads, self.at(context).l2_norm_clip)
 
-    def finish(
-        self,
-        total: Updates,
-        counts: PyTree,
-        size: int,
-        state: DifferentiallyPrivateAggregateState,
-        context: Context | None,
-    ) -> tuple[Updates, DifferentiallyPrivateAggregateState]:
+    def finish(self, total, counts, size, state, context):
         now = self.at(context)
         leaves, structure = jax.tree.flatten(total)
         key, *keys = jax.random.split(self._typed_key(state.key), len(leaves) + 1)

@@ -214,15 +214,15 @@ with _checked:
         ZeroNans as ZeroNans,
         freeze as freeze,
     )
-    from .rules.shaping.decay import (
+    from .rules.shaping.descent import (
         AddDecayedWeights as AddDecayedWeights,
         AddDecayToInitialParams as AddDecayToInitialParams,
+        ScaleByLearningRate as ScaleByLearningRate,
         SubtractDecayedWeights as SubtractDecayedWeights,
     )
     from .rules.shaping.scale import (
         Scale as Scale,
         ScaleBy as ScaleBy,
-        ScaleByLearningRate as ScaleByLearningRate,
         ScaleBySchedule as ScaleBySchedule,
     )
     from .rules.shaping.stateless import (

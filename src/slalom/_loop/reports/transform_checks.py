@@ -25,7 +25,7 @@ from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractPacedWrapper
 from ..._core.text.messages import warn
 from ..._core.text.printing import Call, code, operand
-from ...rules.shaping.decay import AddDecayedWeights
+from ...rules.shaping.descent import AddDecayedWeights
 from ...tree.dtypes import canonical_float
 from ...tree.packed import clear_with_functions
 from ...tree.paths import leaf_paths

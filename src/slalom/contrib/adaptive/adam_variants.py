@@ -8,7 +8,7 @@ import numpy as np
 from ... import fields, tree
 from ...rules._base import AbstractRule, AbstractTransform, advise_keywords
 from ...rules.adaptive.adam import AbstractAdam, ScaleByAdam
-from ...rules.shaping.decay import decay_mask, decayed_descent, where_field
+from ...rules.shaping.descent import decay_mask, decayed_descent, where_field
 from ...tree.types import Hyperparameter, WhereLike
 from ...where.resolve import Where
 

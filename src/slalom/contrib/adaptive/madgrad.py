@@ -8,7 +8,7 @@ from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import fields, tree
 from ...rules._base import AbstractRule, AbstractTransform, advise_keywords
-from ...rules.shaping.decay import decayed
+from ...rules.shaping.descent import decayed
 from ...tree.types import Hyperparameter, Params, WhereLike
 
 

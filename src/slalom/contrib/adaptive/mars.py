@@ -13,7 +13,7 @@ from ...rules._base import AbstractRule, AbstractTransform, advise_keywords
 from ...rules.adaptive.adam import AbstractMoments
 from ...rules.momentum.momentum import first_moment
 from ...rules.shaping.clip import clip_factor
-from ...rules.shaping.decay import decayed_descent
+from ...rules.shaping.descent import decayed_descent
 from ...tree.types import Hyperparameter, Params, WhereLike
 from ...where.layout import LayoutLike
 

@@ -15,7 +15,7 @@ from ..._core.protocol.loss import Loss
 from ..._core.protocol.parts import Part
 from ...rules._base import AbstractTransform, Context, advise_keywords
 from ...rules.measuring.noise import normal_like
-from ...rules.shaping.scale import ScaleByLearningRate
+from ...rules.shaping.descent import ScaleByLearningRate
 from ...tree.paths import check_real
 from ...tree.types import Hyperparameter, Params
 

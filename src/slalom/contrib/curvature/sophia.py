@@ -14,7 +14,7 @@ from ..._core.fields.keys import AbstractKeyed, key_field
 from ..._core.protocol.transform import missing
 from ...rules._base import AbstractTransform, Context, advise_keywords
 from ...rules.momentum.momentum import first_moment
-from ...rules.shaping.decay import decayed_descent
+from ...rules.shaping.descent import decayed_descent
 from ...tree.paths import check_real
 from ...tree.types import Hyperparameter, Params, WhereLike
 

@@ -13,7 +13,7 @@ from ...rules._base import AbstractTransform, advise_keywords
 from ...rules._layout import block_counts, warn_guessed
 from ...rules.adaptive.adam import AbstractMoments
 from ...rules.momentum.momentum import first_moment
-from ...rules.shaping.decay import decayed_descent
+from ...rules.shaping.descent import decayed_descent
 from ...tree.paths import leaf_paths
 from ...tree.types import Hyperparameter, Params, WhereLike
 from ...where.layout import LayoutLike

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Inexact, Int, PyTree
 from ... import fields, tree
 from ..._core.fields.keys import AbstractKeyed, key_field
 from ...rules._base import AbstractTransform, advise_keywords
-from ...rules.shaping.decay import decayed_descent
+from ...rules.shaping.descent import decayed_descent
 from ...tree.types import Hyperparameter, Params, WhereLike
 from ...where.layout import LayoutLike
 from .galore import AbstractProjectedAdam, WideMatrix

@@ -15,7 +15,7 @@ from ...rules._base import AbstractTransform, State, advise_keywords
 from ...rules.adaptive.adam import AbstractMoments
 from ...rules.matrices._orthonormal import adjoint
 from ...rules.momentum.momentum import first_moment
-from ...rules.shaping.decay import decayed_descent
+from ...rules.shaping.descent import decayed_descent
 from ...tree.types import Hyperparameter, Params, WhereLike
 from ...where.layout import LayoutLike, Matrix, layouts
 

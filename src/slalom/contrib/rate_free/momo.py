@@ -11,7 +11,7 @@ from ... import fields, tree
 from ...rules._base import AbstractRule, AbstractTransform, Context, State, advise_keywords
 from ...rules.momentum.momentum import first_moment
 from ...rules.rate_free._sums import bounded
-from ...rules.shaping.decay import decay_mask, where_field
+from ...rules.shaping.descent import decay_mask, where_field
 from ...tree.types import Hyperparameter, Params, Scalar, WhereLike
 from ...where.resolve import Where
 

@@ -16,8 +16,7 @@ from ...rules.rate_free._sums import (
     larger,
 )
 from ...rules.rate_free.dog import squares
-from ...rules.shaping.decay import decayed, where_field
-from ...rules.shaping.scale import ScaleByLearningRate
+from ...rules.shaping.descent import ScaleByLearningRate, decayed, where_field
 from ...tree.types import Hyperparameter, Params, Scalar, WhereLike
 from ...where.resolve import Where
 

@@ -12,8 +12,8 @@ from ...rules.measuring.monitor import CheckFinite, Monitor
 from ...rules.momentum.momentum import Ema, Trace
 from ...rules.shaping.clip import Clip, ClipByGlobalNorm, ZClip
 from ...rules.shaping.constrain import Cautious, SetToZero
-from ...rules.shaping.decay import AddDecayedWeights
-from ...rules.shaping.scale import Scale, ScaleBy, ScaleByLearningRate, ScaleBySchedule
+from ...rules.shaping.descent import AddDecayedWeights, ScaleByLearningRate
+from ...rules.shaping.scale import Scale, ScaleBy, ScaleBySchedule
 from ...where.layout import LayoutLike
 from ...wrappers.gradients.graft import Graft
 from .rate_factors import mup, rule_of, trainable

@@ -10,8 +10,7 @@ from ... import fields, tree
 from ...tree.types import Hyperparameter, Params, WhereLike
 from .._base import AbstractRule, AbstractTransform, State, advise_keywords
 from ..momentum.momentum import first_moment
-from ..shaping.decay import decayed_descent
-from ..shaping.scale import ScaleByLearningRate
+from ..shaping.descent import ScaleByLearningRate, decayed_descent
 
 
 class ScaleByAdamState(eqx.Module):

@@ -12,7 +12,7 @@ from ...tree.means import log_of_decay
 from ...tree.types import Hyperparameter, Params, Scalar
 from .._base import AbstractTransform, Context, advise_keywords
 from ..momentum.momentum import first_moment
-from ..shaping.scale import ScaleByLearningRate
+from ..shaping.descent import ScaleByLearningRate
 from .adam import AbstractAdam, ScaleByAdamState
 
 

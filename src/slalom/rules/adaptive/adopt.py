@@ -11,7 +11,7 @@ from jaxtyping import Array, Real
 from ... import fields, tree
 from ...tree.types import Hyperparameter, WhereLike
 from .._base import AbstractTransform, advise_keywords
-from ..shaping.decay import decayed_descent
+from ..shaping.descent import decayed_descent
 from .adam import AbstractAdam
 
 

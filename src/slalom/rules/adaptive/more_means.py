@@ -11,7 +11,7 @@ from ... import fields, tree
 from ...tree.types import Hyperparameter, Params, WhereLike
 from .._base import AbstractRule, AbstractTransform, advise_keywords
 from ..momentum.momentum import first_moment
-from ..shaping.decay import decayed_descent
+from ..shaping.descent import decayed_descent
 
 
 class ScaleByAdemamixState(eqx.Module):

@@ -9,7 +9,7 @@ from jaxtyping import Array, Inexact, Int, PyTree
 from ... import fields, tree
 from ...tree.types import Hyperparameter, Params
 from .._base import AbstractRule, AbstractTransform, advise_keywords
-from ..shaping.scale import ScaleByLearningRate
+from ..shaping.descent import ScaleByLearningRate
 from .adam import ScaleByAdam
 
 

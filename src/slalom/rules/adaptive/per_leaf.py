@@ -13,7 +13,7 @@ from ...tree.types import Hyperparameter, Params, WhereLike
 from ...where.resolve import as_where
 from .._base import AbstractRule, AbstractTransform, advise_keywords
 from ..momentum.momentum import first_moment
-from ..shaping.scale import ScaleByLearningRate
+from ..shaping.descent import ScaleByLearningRate
 from .adam import AbstractAdam
 
 

@@ -9,8 +9,7 @@ from ... import fields, tree
 from ...tree.types import Hyperparameter, WhereLike
 from .._base import AbstractRule, AbstractTransform, advise_keywords, chain
 from ..momentum.momentum import Trace
-from ..shaping.decay import decayed
-from ..shaping.scale import ScaleByLearningRate
+from ..shaping.descent import ScaleByLearningRate, decayed
 from .adam import ScaleByAdam
 
 

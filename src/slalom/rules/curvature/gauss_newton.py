@@ -16,7 +16,8 @@ from ...tree.types import Hyperparameter, Params, Scalar
 from .._base import AbstractTransform, advise_keywords, chain
 from ..linesearch.backtracking import ScaleByBacktrackingLinesearch
 from ..shaping.clip import ClipByGlobalNorm
-from ..shaping.scale import Scale, ScaleByLearningRate
+from ..shaping.descent import ScaleByLearningRate
+from ..shaping.scale import Scale
 from ._fields import chunk_field, kept, same, solver_field
 from ._system import FORMS, System, by_condition, check_qr, chosen_form, system_bytes
 

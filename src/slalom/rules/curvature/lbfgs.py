@@ -16,7 +16,8 @@ from ..._core.text.messages import advise_keywords
 from ...tree.dtypes import sum_dtype
 from ...tree.types import Hyperparameter, Params, Updates
 from ..linesearch.zoom import ScaleByZoomLinesearch
-from ..shaping.scale import Scale, ScaleByLearningRate
+from ..shaping.descent import ScaleByLearningRate
+from ..shaping.scale import Scale
 from ._box import Box, Pairs, in_boxes, minimizer
 from ._fields import first_scale, kept, last_changes
 

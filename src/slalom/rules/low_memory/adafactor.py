@@ -20,8 +20,8 @@ from ..adaptive.trust import ScaleByParamBlockRms
 from ..momentum.accumulate import divide_by_root
 from ..momentum.momentum import Ema, first_moment
 from ..shaping.clip import clip_factor
-from ..shaping.decay import decayed
-from ..shaping.scale import Scale, ScaleByLearningRate
+from ..shaping.descent import ScaleByLearningRate, decayed
+from ..shaping.scale import Scale
 
 
 def _power_decay(step: Real[Array, "*leaves"], decay_rate: Scalar) -> Real[Array, "*leaves"]:

@@ -10,7 +10,7 @@ from ... import fields, tree
 from ...tree.types import Hyperparameter, Params
 from .._base import AbstractRule, AbstractTransform, Context, State, advise_keywords, chain
 from ..momentum.momentum import momentum_if_any
-from ..shaping.scale import ScaleByLearningRate
+from ..shaping.descent import ScaleByLearningRate
 
 
 class _AbstractRms(AbstractRule[State]):

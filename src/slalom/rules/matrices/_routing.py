@@ -9,8 +9,7 @@ from ...where.layout import LayoutLike
 from ...where.resolve import Where
 from .._base import AbstractTransform, chain
 from ..adaptive.adam import ScaleByAdam
-from ..shaping.decay import decayed
-from ..shaping.scale import ScaleByLearningRate
+from ..shaping.descent import ScaleByLearningRate, decayed
 
 
 def chosen(where: WhereLike | None, layout: LayoutLike) -> Where:

@@ -14,7 +14,7 @@ from ...tree.types import Gradients, Hyperparameter, Params, PyTree, Scalar, Upd
 from .._base import AbstractTransform, Context, advise_keywords, chain
 from ..momentum.momentum import momentum_if_any
 from ..shaping.clip import clip_factor
-from ..shaping.scale import ScaleByLearningRate
+from ..shaping.descent import ScaleByLearningRate
 from .monitor import by_name
 
 

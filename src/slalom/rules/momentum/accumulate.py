@@ -9,8 +9,7 @@ from jaxtyping import Array, Bool, Inexact, Int, PyTree
 from ... import fields, tree
 from ...tree.types import Hyperparameter, Params, Scalar, WhereLike
 from .._base import AbstractRule, AbstractTransform, Context, advise_keywords
-from ..shaping.decay import decayed
-from ..shaping.scale import ScaleByLearningRate
+from ..shaping.descent import ScaleByLearningRate, decayed
 
 
 class ScaleByRssState(eqx.Module):

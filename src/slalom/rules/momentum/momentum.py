@@ -13,7 +13,7 @@ from ..._core.fields.schedule import AbstractSchedule
 from ...tree.paths import dotted
 from ...tree.types import Hyperparameter, Params, Tracer
 from .._base import AbstractRule, AbstractTransform, advise_keywords, chain
-from ..shaping.scale import ScaleByLearningRate
+from ..shaping.descent import ScaleByLearningRate
 
 
 class TraceState(eqx.Module):

@@ -12,8 +12,8 @@ from ... import fields, tree
 from ...tree.paths import check_real
 from ...tree.types import Hyperparameter, Params, Scalar, Tracer, WhereLike
 from .._base import AbstractRule, AbstractTransform, Context, advise_keywords
-from ..shaping.decay import decayed_descent
-from ..shaping.scale import Scale, ScaleByLearningRate
+from ..shaping.descent import ScaleByLearningRate, decayed_descent
+from ..shaping.scale import Scale
 from .momentum import Trace, first_moment
 
 

@@ -11,7 +11,7 @@ from ...tree.types import Params, Scalar
 from ...where.resolve import Where
 from .._base import AbstractRule, Context, State
 from ..momentum.momentum import first_moment
-from ..shaping.decay import decay_mask
+from ..shaping.descent import decay_mask
 
 
 class AbstractEstimatingState(eqx.Module):

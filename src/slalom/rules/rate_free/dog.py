@@ -11,8 +11,8 @@ from jaxtyping import Array, Float, Inexact, PyTree
 from ... import fields, tree
 from ...tree.types import Hyperparameter, Params, WhereLike
 from .._base import AbstractRule, AbstractTransform, Context, advise_keywords, chain
-from ..shaping.decay import decayed
-from ..shaping.scale import ScaleByLearningRate, sign_of
+from ..shaping.descent import ScaleByLearningRate, decayed
+from ..shaping.scale import sign_of
 from ._sums import bounded, number
 
 

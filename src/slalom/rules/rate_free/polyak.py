@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from ... import fields, tree
 from ...tree.types import Hyperparameter
 from .._base import AbstractRule, AbstractTransform, advise_keywords
-from ..shaping.scale import ScaleByLearningRate
+from ..shaping.descent import ScaleByLearningRate
 
 
 class ScaleByPolyak(AbstractRule[None]):

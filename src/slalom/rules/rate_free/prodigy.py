@@ -11,7 +11,7 @@ from ... import fields, tree
 from ...tree.types import Hyperparameter, Params, WhereLike
 from ...where.resolve import Where
 from .._base import AbstractTransform, advise_keywords
-from ..shaping.decay import where_field
+from ..shaping.descent import where_field
 from ._sums import AbstractEstimatingAdam, AbstractEstimatingState, bounded, larger, number
 
 

@@ -7,8 +7,7 @@ from ...schedules import warmup_constant
 from ...tree.types import Hyperparameter, WhereLike, is_function
 from .._base import AbstractTransform, advise_keywords, chain
 from ..low_memory.rms import ScaleByRms
-from ..shaping.decay import decayed
-from ..shaping.scale import ScaleByLearningRate
+from ..shaping.descent import ScaleByLearningRate, decayed
 
 
 @advise_keywords

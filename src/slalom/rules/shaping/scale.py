@@ -40,30 +40,6 @@ class Scale(_AbstractScale):
     """
 
 
-class ScaleByLearningRate(AbstractRule[None]):
-    """Multiplies updates by the negative learning rate: u ↦ −η·u. The usual last link.
-
-    **Arguments:**
-
-    - `learning_rate`: η.
-    - `flip_sign`: whether to multiply by −η. With `False` the factor is η, for use before a link
-        that flips the sign.
-    """
-
-    learning_rate: fields.Number = fields.hyperparameter()
-    flip_sign: bool = eqx.field(default=True, static=True, kw_only=True)
-
-    sets_learning_rate: ClassVar[bool] = True
-
-    keeps_zeros: ClassVar[bool] = True
-
-    def direction(self, g, leaf):
-        return g * (-self.learning_rate if self.flip_sign else self.learning_rate)
-
-    def signs(self, params: Params) -> tuple[int | None, ...]:
-        return (-1 if self.flip_sign else 1,) * len(jax.tree.leaves(params))
-
-
 class ScaleBySchedule(_AbstractScale):
     """Multiplies updates by a function of the step: u ↦ s(n)·u.
 

@@ -15,7 +15,7 @@ from ..._core.protocol.transform import AbstractTransform, require_transform
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import RETURN, Writer
 from ..._core.state.slots import reset
-from ...rules.shaping.scale import ScaleByLearningRate
+from ...rules.shaping.descent import ScaleByLearningRate
 from ...tree.paths import leaf_paths
 from ...tree.types import Gradients, Hyperparameter, Params
 from .project import refuse_projected

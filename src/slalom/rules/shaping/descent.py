@@ -1,4 +1,4 @@
-"""Weight decay."""
+"""Learning rates and weight decay: the last links of an optimizer."""
 
 from typing import Any, ClassVar
 
@@ -13,7 +13,30 @@ from ...where.masks import mask
 from ...where.resolve import Where, as_where_or_none
 from .._base import AbstractRule, AbstractTransform
 from .constrain import agreement
-from .scale import ScaleByLearningRate
+
+
+class ScaleByLearningRate(AbstractRule[None]):
+    """Multiplies updates by the negative learning rate: u ↦ −η·u. The usual last link.
+
+    **Arguments:**
+
+    - `learning_rate`: η.
+    - `flip_sign`: whether to multiply by −η. With `False` the factor is η, for use before a link
+        that flips the sign.
+    """
+
+    learning_rate: fields.Number = fields.hyperparameter()
+    flip_sign: bool = eqx.field(default=True, static=True, kw_only=True)
+
+    sets_learning_rate: ClassVar[bool] = True
+
+    keeps_zeros: ClassVar[bool] = True
+
+    def direction(self, g, leaf):
+        return g * (-self.learning_rate if self.flip_sign else self.learning_rate)
+
+    def signs(self, params: Params) -> tuple[int | None, ...]:
+        return (-1 if self.flip_sign else 1,) * len(jax.tree.leaves(params))
 
 
 class AddDecayedWeights(AbstractRule[None]):

@@ -10,20 +10,16 @@ from jaxtyping import Array, Inexact, Int, PyTree
 from ... import fields, tree
 from ..._core.engine.matrices import matrices
 from ...rules._base import AbstractRule, AbstractTransform, advise_keywords
-from ...rules.adaptive.adam import AbstractMoments
-from ...rules.momentum.momentum import first_moment
+from ...rules.adaptive.adam import AbstractMoments, AbstractMomentsState
 from ...rules.shaping.clip import clip_factor
 from ...rules.shaping.descent import decayed_descent
 from ...tree.types import Hyperparameter, Params, WhereLike
 from ...where.layout import LayoutLike
 
 
-class ScaleByMarsState(eqx.Module):
+class ScaleByMarsState(AbstractMomentsState):
     """The state of `ScaleByMars`."""
 
-    age: Int[Array, "*leaves"] = fields.per_leaf()
-    mu: PyTree[Inexact[Array, "..."]] = fields.param_like()
-    nu: PyTree[Inexact[Array, "..."]] = fields.param_like("nonnegative")
     previous_gradient: PyTree[Inexact[Array, "..."]] = fields.param_like()
 
 
@@ -68,12 +64,8 @@ class ScaleByMars(AbstractMoments[ScaleByMarsState]):
     written_last: ClassVar[tuple[str, ...]] = ("previous_gradient",)
 
     def init(self, params: Params) -> ScaleByMarsState:
-        return ScaleByMarsState(
-            age=tree.fresh_count(),
-            mu=first_moment(self, params, "b1"),
-            nu=tree.second_moment(params),
-            previous_gradient=tree.first_moment(params, self.mu_dtype),
-        )
+        previous = tree.first_moment(params, self.mu_dtype)
+        return ScaleByMarsState(**self._fresh_moments(params), previous_gradient=previous)
 
     def begin(self, state):
         self._correct_biases(state)

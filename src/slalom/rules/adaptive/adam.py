@@ -13,12 +13,16 @@ from ..momentum.momentum import first_moment
 from ..shaping.descent import ScaleByLearningRate, decayed_descent
 
 
-class ScaleByAdamState(eqx.Module):
-    """The state of `ScaleByAdam` and its variants."""
+class AbstractMomentsState(eqx.Module):
+    """The state of a rule with a mean of gradients and a mean of squares."""
 
     age: Int[Array, "*leaves"] = fields.per_leaf()
     mu: PyTree[Inexact[Array, "..."]] = fields.param_like()
     nu: PyTree[Inexact[Array, "..."]] = fields.param_like("nonnegative")
+
+
+class ScaleByAdamState(AbstractMomentsState):
+    """The state of `ScaleByAdam` and its variants."""
 
 
 class AbstractDecays:
@@ -31,6 +35,19 @@ class AbstractDecays:
 
 class AbstractMoments(AbstractRule[State], AbstractDecays):
     """A rule with a mean of gradients and a mean of squares that both start at zero."""
+
+    wide_mean: ClassVar[bool] = False
+    """Whether the mean is at least float32 by default, because it is subtracted from gradients."""
+
+    def _fresh_moments(self, params: Params) -> dict[str, Any]:
+        """The fields of `AbstractMomentsState` before the first step."""
+        return {
+            "age": tree.fresh_count(),
+            "mu": tree.zeros_like(params, tree.accumulation_dtype)
+            if self.wide_mean
+            else first_moment(self, params, "b1"),
+            "nu": tree.second_moment(params),
+        }
 
     def _correct_biases(self, state: Any, nesterov: bool = False) -> None:
         """Adds one to `age`, and sets 1 − β₁, 1 − β₂ and the factors of both means."""
@@ -55,17 +72,8 @@ class AbstractAdam(AbstractMoments[ScaleByAdamState]):
     b1: fields.Number = fields.hyperparameter(0.9, within="[0, 1)")
     b2: fields.Number = fields.hyperparameter(0.999, within="[0, 1)")
 
-    wide_mean: ClassVar[bool] = False
-    """Whether the mean is at least float32 by default, because it is subtracted from gradients."""
-
     def init(self, params: Params) -> ScaleByAdamState:
-        return ScaleByAdamState(
-            age=tree.fresh_count(),
-            mu=tree.zeros_like(params, tree.accumulation_dtype)
-            if self.wide_mean
-            else first_moment(self, params, "b1"),
-            nu=tree.second_moment(params),
-        )
+        return ScaleByAdamState(**self._fresh_moments(params))
 
 
 class ScaleByAdam(AbstractAdam):

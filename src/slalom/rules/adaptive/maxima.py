@@ -5,14 +5,13 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Inexact, Int, PyTree
+from jaxtyping import Array, Inexact, PyTree
 
 from ... import fields, tree
 from ...tree.types import Hyperparameter, Params, WhereLike
 from .._base import AbstractTransform, advise_keywords
-from ..momentum.momentum import first_moment
 from ..shaping.descent import ScaleByLearningRate, decayed_descent
-from .adam import AbstractAdam, AbstractMoments
+from .adam import AbstractAdam, AbstractMoments, AbstractMomentsState
 
 
 class ScaleByAdamax(AbstractAdam):
@@ -108,12 +107,9 @@ def adamaxw(
     return rule | decayed_descent(learning_rate, weight_decay, decay_where, independent_decay)
 
 
-class ScaleByAmsgradState(eqx.Module):
+class ScaleByAmsgradState(AbstractMomentsState):
     """The state of `ScaleByAmsgrad`."""
 
-    age: Int[Array, "*leaves"] = fields.per_leaf()
-    mu: PyTree[Inexact[Array, "..."]] = fields.param_like()
-    nu: PyTree[Inexact[Array, "..."]] = fields.param_like("nonnegative")
     nu_max: PyTree[Inexact[Array, "..."]] = fields.param_like("nonnegative")
 
 
@@ -149,12 +145,7 @@ class ScaleByAmsgrad(AbstractMoments[ScaleByAmsgradState]):
     bias_correction_nu: bool = eqx.field(default=True, static=True)
 
     def init(self, params: Params) -> ScaleByAmsgradState:
-        return ScaleByAmsgradState(
-            age=tree.fresh_count(),
-            mu=first_moment(self, params, "b1"),
-            nu=tree.second_moment(params),
-            nu_max=tree.second_moment(params),
-        )
+        return ScaleByAmsgradState(**self._fresh_moments(params), nu_max=tree.second_moment(params))
 
     def begin(self, state):
         self._correct_biases(state)

@@ -9,12 +9,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import fields, tree
-from ..._core.protocol.chain import chain
 from ..._core.protocol.real_vectors import from_vector, to_vector
-from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords
 from ...tree.dtypes import sum_dtype
 from ...tree.types import Hyperparameter, Params, Updates
+from .._base import AbstractTransform, advise_keywords, chain
 from ..linesearch.zoom import ScaleByZoomLinesearch
 from ..shaping.descent import ScaleByLearningRate
 from ..shaping.scale import Scale

@@ -16,7 +16,6 @@ from jaxtyping import Array, Bool, Float, Inexact, Int
 from ... import fields, tree
 from ..._core.fields.declare import count_or_schedule
 from ..._core.fields.schedule import AbstractSchedule, count_at
-from ..._core.protocol.transform import missing
 from ...tree.types import Params
 from ...where.layout import Matrix
 from .._base import AbstractRule, Context, State
@@ -46,12 +45,11 @@ class AbstractRefreshed(AbstractRule[State], _AbstractRefreshedFields):
     """A rule with a `precondition_frequency`."""
 
     def at(self, context: Context | None) -> SimpleNamespace:
-        now = super().at(context)
-        step = None if context is None else context.step
-        frequency: Any = self.precondition_frequency
-        if step is None and isinstance(frequency, AbstractSchedule):
-            raise TypeError(missing(type(self).__name__, "step"))
-        now.precondition_frequency = jnp.asarray(count_at(frequency, step))
+        now, frequency = super().at(context), self.precondition_frequency
+        if isinstance(frequency, AbstractSchedule):
+            step = self.demand("step", context and context.step)
+            frequency = count_at(frequency, step)
+        now.precondition_frequency = jnp.asarray(frequency)
         return now
 
 

@@ -431,6 +431,10 @@ CAPTURED = {
         sum_of_entries, sl.sgd(0.1), START, max_steps=1, callback=lambda *_: f(START)
     ),
     "schedule": lambda f: one_step(sl.adam(lambda step: f(START))),
+    "default": lambda f: one_step(sl.adam(by_default(held_by(f)))),
+    "keyword": lambda f: one_step(sl.adam(by_keyword(held_by(f)))),
+    "partial": lambda f: one_step(sl.adam(functools.partial(rate, held_by(f)))),
+    "method": lambda f: one_step(sl.adam(Rate(held_by(f)).at)),
     "condition": lambda f: one_step(sl.adam(0.1).when(lambda c, u: f(START) > 0, otherwise="zero")),
     "stateless": lambda f: one_step(sl.Stateless(lambda u, p: (f(u), u)[1]) | sl.sgd(0.1)),
     "only": lambda f: one_step(sl.adam(0.1).every_k(2).only(sl.where.leaf(lambda p, x: bool(f)))),
@@ -454,6 +458,30 @@ def one_step(tx, *model, **options):
     for opt in opts:
         opt.eval_params(opt.step(model, grads)[0])
     _ = opt.has_updated, opt.loss_scale, opt.hyperparams, opt.metrics, opt.describe(model)
+
+
+def rate(x, step):
+    return jnp.sum(x)
+
+
+def by_default(x):
+    return lambda step, x=x: jnp.sum(x)
+
+
+def by_keyword(x):
+    return lambda step, *, x=x: jnp.sum(x)
+
+
+@dataclasses.dataclass(eq=False)
+class Rate:
+    x: np.ndarray
+
+    def at(self, step):
+        return rate(self.x, step)
+
+
+def held_by(function):
+    return function.__closure__[0].cell_contents
 
 
 def capturing(data):

@@ -2,6 +2,7 @@
 
 Flattening a flat tree costs little: a tree of modules is rebuilt only where it is read."""
 
+import enum
 import functools
 import gc
 import types
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from jax.tree_util import GetAttrKey
 from jaxtyping import PyTree
 
@@ -87,6 +89,9 @@ _NO_DATA = (
     type(jax.tree_util.default_registry),
 )
 
+_PLAIN = (*_NO_DATA, types.FunctionType, complex, bytes, enum.Enum, np.dtype, type(None))
+"""The types of what functions may keep without data."""
+
 
 def cached(maxsize: int) -> Callable[[Any], Any]:
     """Like `functools.lru_cache`, for keys that may hold functions of the user."""
@@ -118,6 +123,16 @@ def release_functions_with(*owners: Any) -> None:
         weakref.finalize(owner, release).atexit = False
 
 
+def _held(x: Any) -> tuple[Any, ...] | None:
+    """What a function keeps beside its code, or `None` if it is in a closure."""
+    if isinstance(x, types.FunctionType):
+        defaults = *(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values()
+        return defaults if x.__closure__ is None else None
+    if isinstance(x, functools.partial):
+        return *x.args, *x.keywords.values()
+    return (x.__self__,) if isinstance(x, types.MethodType) else ()
+
+
 def captures(x: Any) -> bool:
     """Whether a structure holds functions that can hold data, such as lambdas in a function."""
     seen: set[int] = set()
@@ -127,9 +142,11 @@ def captures(x: Any) -> bool:
         if id(x) in seen or isinstance(x, _NO_DATA):
             continue
         seen.add(id(x))
+        held = _held(x)
+        if held is None or not all(isinstance(value, _PLAIN) for value in held):
+            return True
         if isinstance(x, types.FunctionType):
-            if x.__closure__ is not None:
-                return True
+            rest += held  # and not all globals of its module
             continue
         rest += gc.get_referents(x)
     return False

@@ -1,12 +1,12 @@
 """Tables and metrics for inspection."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jaxtyping import Array, Float
+from jaxtyping import Array
 from wadler_lindig import TextDoc
 
 from ... import tree
@@ -24,31 +24,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-@dataclasses.dataclass
-class _Row:
-    """One array of a model."""
-
-    path: str
-    dtype: str
-    shape: tuple[int, ...]
-    trainable: bool
-    group: str = ""
-    learning_rate: Float[Array, "*runs"] | None = None
-    weight_decay: Float[Array, "*runs"] | None = None
-    state_bytes: int = 0
-    transform: str = ""
-    notes: str = ""
-
-    def cells(self, columns: list[str]) -> list[str]:
-        return [_cell(getattr(self, name)) for name in columns]
-
-    def short_cells(self, columns: list[str]) -> list[str]:
-        """The cells with the last segments of the transforms' paths, which fit on a screen."""
-        names = " | ".join(path.rpartition(".")[2] for path in self.transform.split(" | "))
-        return dataclasses.replace(self, transform=names).cells(columns)
-
-
-_COLUMNS = [field.name for field in dataclasses.fields(_Row)]
 _NUMBERS = ("learning_rate", "weight_decay")
 _RIGHT = (*_NUMBERS, "state_bytes")
 _NOTHING = "–"
@@ -91,7 +66,7 @@ class Description:
     display it as a table too.
     """
 
-    def __init__(self, rows: list[_Row], totals: Totals):
+    def __init__(self, rows: dict[str, dict[str, Any]], totals: Totals):
         self._rows = rows
         self.totals = totals
 
@@ -104,7 +79,7 @@ class Description:
         `transform` (the transforms that act on it) and `notes` (what they say about it, such as the
         matrix that they read it as). The sums are in `.totals`.
         """
-        return {row.path: {c: getattr(row, c) for c in _COLUMNS} for row in self._rows}
+        return {path: dict(row) for path, row in self._rows.items()}
 
     def show(self) -> None:
         """Prints the table: with rich in a terminal, if it is installed, otherwise as plain text.
@@ -120,15 +95,16 @@ class Description:
         # A table in a file or a pipe would be cut to the width of a terminal.
         console.print(self) if console.is_terminal else print(self)
 
-    def _columns(self) -> list[str]:
-        """The columns as text. Notes are shown where there are any."""
-        noted = any(row.notes for row in self._rows)
-        return [name for name in _COLUMNS if noted or name != "notes"]
+    def _lines(self, cells_of: Callable[[dict[str, Any]], dict[str, str]]) -> list[list[str]]:
+        """The header and the cells of each row. Notes are shown where there are any."""
+        rows = [*map(cells_of, self._rows.values())]
+        noted = any(cells["notes"] != _NOTHING for cells in rows)
+        columns = [name for name in rows[0] if noted or name != "notes"]
+        return [columns, *([cells[name] for name in columns] for cells in rows)]
 
     def __repr__(self) -> str:
-        columns = self._columns()
-        lines = [columns, *(row.cells(columns) for row in self._rows)]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+        lines = self._lines(_cells)
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         rows = (
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
             for line in lines
@@ -148,14 +124,14 @@ class Description:
             caption=Text(f"\n{self.totals}"),
             caption_justify="left",
         )
-        rows = [dict(zip(_COLUMNS, row.short_cells(_COLUMNS), strict=True)) for row in self._rows]
-        for row, cells in zip(self._rows, rows, strict=True):
-            cells["array"] = f"{row.dtype}[{','.join(map(str, row.shape))}]"
-            if not row.trainable:
+        rows = [*map(_short_cells, self._rows.values())]
+        for row, cells in zip(self._rows.values(), rows, strict=True):
+            cells["array"] = f"{row['dtype']}[{','.join(map(str, row['shape']))}]"
+            if not row["trainable"]:
                 cells["transform"] = "frozen"
         names = ["path", "array", "group", *_RIGHT, "transform", "notes"]
         names = [name for name in names if any(cells[name] != _NOTHING for cells in rows)]
-        long = any(len(row.path) > _SHORT for row in self._rows)
+        long = any(len(path) > _SHORT for path in self._rows)
         for name in names:
             table.add_column(
                 name.replace("_", "\n"),
@@ -163,16 +139,26 @@ class Description:
                 overflow="fold",
                 no_wrap=name != "transform" and not (name == "path" and long),
             )
-        for row, cells in zip(self._rows, rows, strict=True):
+        for row, cells in zip(self._rows.values(), rows, strict=True):
             # Text, not strings, in which rich would read brackets as markup.
-            style = None if row.trainable else "dim"
+            style = None if row["trainable"] else "dim"
             table.add_row(*(Text(cells[name]) for name in names), style=style)
         return table
 
     def _repr_html_(self) -> str:
-        columns = self._columns()
-        rows = [row.short_cells(columns) for row in self._rows]
+        columns, *rows = self._lines(_short_cells)
         return notebook.document(notebook.table(columns, rows, str(self.totals), _RIGHT))
+
+
+def _cells(row: dict[str, Any]) -> dict[str, str]:
+    """The cells of a row, by column."""
+    return {column: _cell(value) for column, value in row.items()}
+
+
+def _short_cells(row: dict[str, Any]) -> dict[str, str]:
+    """The cells with the last segments of the transforms' paths, which fit on a screen."""
+    names = [path.rpartition(".")[2] for path in row["transform"].split(" | ")]
+    return _cells(row | {"transform": " | ".join(names)})
 
 
 def _cell(value: Any) -> str:
@@ -187,8 +173,18 @@ def describe(opt: Any, model: Split) -> Description:
     """Describes how an optimizer treats each array of a model."""
     transform, state, values = opt.transform, opt.state, dict(opt.hyperparams)
     leaves = zip(model.paths, model.leaves, model.trainable, model.marked, strict=True)
-    rows = {
-        path: _Row(path, str(x.dtype), x.shape, trained, notes="marked" * (marked and not trained))
+    rows: dict[str, dict[str, Any]] = {
+        path: {
+            "path": path,
+            "dtype": str(x.dtype),
+            "shape": x.shape,
+            "trainable": trained,
+            "group": "",
+            **dict.fromkeys(_NUMBERS),
+            "state_bytes": 0,
+            "transform": "",
+            "notes": "marked" * (marked and not trained),
+        }
         for path, x, trained, marked in leaves
         if tree.is_array(x)
     }
@@ -203,13 +199,14 @@ def describe(opt: Any, model: Split) -> Description:
         for path, note in dict(zip(paths, part.module.notes(part.params), strict=True)).items():
             if path not in rows:
                 continue  # inside a transform that changes the leaves, such as `.flatten()`
-            row = dataclasses.replace(rows[path], **numbers)
+            row = rows[path]
+            row |= numbers
             if part.group:
-                row.group = ".".join(part.group)
+                row["group"] = ".".join(part.group)
             if not inner_transforms(part.module):
-                row.transform = " | ".join(filter(None, (row.transform, part.name)))
-            row.notes = "; ".join(dict.fromkeys(filter(None, (*row.notes.split("; "), note))))
-            rows[path] = row
+                row["transform"] = " | ".join(filter(None, (row["transform"], part.name)))
+            notes = (*row["notes"].split("; "), note)
+            row["notes"] = "; ".join(dict.fromkeys(filter(None, notes)))
     places = slots(transform, state, list(rows))
     shared = 0
     for slot, leaf in zip(places, jax.tree.leaves(state), strict=True):
@@ -219,7 +216,7 @@ def describe(opt: Any, model: Split) -> Description:
         if not owners:
             shared += size
         for path, fraction in owners.items():
-            rows[path].state_bytes += round(size * fraction)
+            rows[path]["state_bytes"] += round(size * fraction)
     arrays = [leaf for leaf in model.leaves if tree.is_array(leaf)]
     trained = jax.tree.leaves(model.params)
     totals = Totals(
@@ -231,7 +228,7 @@ def describe(opt: Any, model: Split) -> Description:
         state_bytes=notebook.size_of(state)[1],
         shared_state_bytes=shared,
     )
-    return Description(list(rows.values()), totals)
+    return Description(rows, totals)
 
 
 def _in_buffer(buffers: Mapping[str, Any], slot: Slot) -> Mapping[str, float]:

@@ -48,21 +48,17 @@ class Plan:
     @property
     def total(self) -> int:
         """The sum of all of these. Activations are not included."""
-        return (
-            self.params + self.frozen + self.grads + self.state + self.system + (self.scratch or 0)
-        )
+        return sum(size or 0 for size in self._sizes.values())
+
+    @property
+    def _sizes(self) -> dict[str, int | None]:
+        return {name: size for name, size in vars(self).items() if name != "mesh"}
 
     def __repr__(self) -> str:
         axes = ", ".join(f"{name}={size}" for name, size in self.mesh.items())
-        sizes = {
-            "parameters": self.params,
-            "frozen": self.frozen,
-            "gradients": self.grads,
-            "state": self.state,
-            "system": self.system,
-            "scratch": self.scratch,
-            "total": self.total,
-        }
+        words = {"params": "parameters", "grads": "gradients"}
+        sizes = {words.get(name, name): size for name, size in self._sizes.items()}
+        sizes["total"] = self.total
         lines = (
             f"{name:<10}  {'not compiled' if size is None else bytes_as_text(size):>12}"
             for name, size in sizes.items()
@@ -218,14 +214,15 @@ def _opt_placed(
     def shardings_of(transform: AbstractTransform[Any], trained: PyTree) -> PyTree:
         return state_shardings(transform, transform.init(trained), params, mesh)
 
-    shardings = jax.tree.leaves(eqx.filter_eval_shape(shardings_of, opt.transform, trained))
-    of_state = dict(zip(map(id, jax.tree.leaves(opt.state)), shardings, strict=True))
+    shardings = eqx.filter_eval_shape(shardings_of, opt.transform, trained)
 
-    def placed(x: Any) -> Any:
-        sharding = of_state.get(id(x), sharding_on(x, mesh))
+    def placed(x: Any, sharding: NamedSharding) -> Any:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
-    return jax.tree.map(placed, opt)
+    return opt._map_state(
+        lambda state: jax.tree.map(placed, state, shardings),
+        lambda x: placed(x, sharding_on(x, mesh)),
+    )
 
 
 # --- scratch ------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..._core.engine.encoded import is_encoded
 from ..._core.fields.hyperparams import all_targets
@@ -18,7 +19,7 @@ from ..._core.state.slots import Slot, leaves_of, slots
 from ..._core.text.messages import report, warn
 from ...tree.types import PyTree, Tracer
 from .pairs import pairs_by_key, pairs_of_moved
-from .rows import Indices, Moved, moved, nodes_with_ages, shape_of
+from .rows import Indices, Moved, moved, nodes_with_ages
 
 
 class AsBefore:
@@ -217,8 +218,8 @@ def in_form_of(like: Any, x: Any) -> Any:
 
 
 def _fits(old: Any, new: Any) -> bool:
-    shape = shape_of(new)
-    return old.fits(shape) if isinstance(old, Moved) else shape_of(old) == shape
+    shape = np.shape(new)  # also of encoded leaves
+    return old.fits(shape) if isinstance(old, Moved) else np.shape(old) == shape
 
 
 def _of_copies(places: list[Slot]) -> set[int]:

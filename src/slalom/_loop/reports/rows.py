@@ -37,7 +37,7 @@ class Moved(NamedTuple):
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether the moved leaf has this shape, and any of its entries."""
-        sizes = shape_of(self.leaf)
+        sizes = np.shape(self.leaf)
         if self.indices is None or len(sizes) != len(shape):
             return False
         for axis, (size, wanted) in enumerate(zip(sizes, shape, strict=True)):
@@ -81,11 +81,6 @@ class Moved(NamedTuple):
         return jnp.where(is_new, fresh.astype(x.dtype), x)
 
 
-def shape_of(x: Any) -> tuple[int, ...]:
-    """The shape of a leaf, which may be encoded."""
-    return x.shape if is_encoded(x) else jnp.shape(x)
-
-
 def nodes_with_ages(places: list[Slot]) -> set[tuple[str, str]]:
     """The state modules that know the age of their means."""
     return {slot.node for slot in places if slot.mark == PER_LEAF}
@@ -100,7 +95,7 @@ def moved(
     concerned = {node for node, param in owned if param in rows}
 
     def one(slot: Slot, x: Any) -> Any:
-        ndim, param = len(shape_of(x)), slot.param_among(params)
+        ndim, param = len(np.shape(x)), slot.param_among(params)
         if param is not None and param in rows and ndim > 0:  # a number stands for all rows
             movable = slot.stored == REDUCED or slot.mark == PARAM_LIKE
             return Moved(slot, x, rows[param] if movable else None, slot.node in aged)

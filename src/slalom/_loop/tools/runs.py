@@ -163,16 +163,15 @@ def receiver(function: Callable[..., None]) -> Iterator[Array]:
     number = next(_numbers)
     _receivers[number] = receive
     try:
-        try:
-            yield jnp.asarray(number, jnp.int32)
-            jax.effects_barrier()
-        except Exception:
-            if not errors:
-                raise
-        if errors:  # JAX has made another error of it, which shows its text only
-            raise errors[0] from None
+        yield jnp.asarray(number, jnp.int32)
+        jax.effects_barrier()
+    except Exception:
+        if not errors:
+            raise
     finally:
         del _receivers[number]
+    if errors:  # JAX has made another error of it, which shows its text only
+        raise errors[0] from None
 
 
 def send(number: Array, *values: Array) -> None:

@@ -67,7 +67,7 @@ class Role(enum.Enum):
     WHOLE = "passed whole to every part"
     ROWS = "divided along its leading axis"
     KEY = "a PRNG key, from which every part gets its own"
-    PART_KEYS = "a PRNG key for each part"
+    PARTS = "an entry for each part"
     EXAMPLE_KEYS = "a PRNG key for each example"
 
 
@@ -77,16 +77,14 @@ class Batch(NamedTuple):
     **Arguments:**
 
     - `arguments`: the arguments to call the loss with.
-    - `roles`: a tree like them, of roles.
+    - `roles`: a tree like them, of roles. A state has one role.
     - `sizes`: the numbers of examples: one, or several if the blocks of a loss differ. Of a batch
         that is split already, the number of its parts.
-    - `is_split`: whether it comes split, with parts along the leading axis of each array.
     """
 
     arguments: Arguments
     roles: PyTree
     sizes: tuple[int, ...]
-    is_split: bool = False
 
     @property
     def size(self) -> int:
@@ -100,12 +98,6 @@ class Batch(NamedTuple):
             )
         return size
 
-    @property
-    def arrays(self) -> list[Array]:
-        """The arrays that have an entry for each example."""
-        pairs = zip(jax.tree.leaves(self.arguments), jax.tree.leaves(self.roles), strict=True)
-        return [x for x, role in pairs if role in (Role.ROWS, Role.EXAMPLE_KEYS)]
-
     def microbatch(self, i: Int[Array, ""], number: int) -> "Batch":
         """Part i of `number`: the examples i, i + number, i + 2·number, …
 
@@ -114,7 +106,7 @@ class Batch(NamedTuple):
         """
 
         def part(x: Any, role: Role) -> Any:
-            if role is Role.PART_KEYS or (role is Role.ROWS and self.is_split):
+            if role is Role.PARTS:
                 return x[i]
             if role is Role.WHOLE:
                 return x
@@ -123,31 +115,25 @@ class Batch(NamedTuple):
 
         return self._map(part, sizes=tuple(n // number for n in self.sizes))
 
-    def example(self, rows: list[Array]) -> "Batch":
-        """A batch of one example, from the entry of each of `arrays`."""
-        remaining = iter(rows)
-
-        def entry(x: Any, role: Role) -> Any:
-            if role is Role.ROWS:
-                return next(remaining)[None]
-            # The loss is called as for any batch, so its key is a single one.
-            return next(remaining) if role is Role.EXAMPLE_KEYS else x
-
-        return self._map(entry, sizes=(1,))
-
     def with_keys(self, number: int, role: Role) -> "Batch":
         """The batch with each PRNG key split into this number of keys, which have a role."""
 
         def split(x: Any, r: Role) -> Any:
             return jax.random.split(x, number) if r is Role.KEY else x
 
-        roles = jax.tree.map(lambda r: role if r is Role.KEY else r, self.roles)
-        return self._map(split, roles=roles)
+        return self._map(split).with_role(role, Role.KEY)
+
+    def with_role(self, role: Role, before: Role) -> "Batch":
+        """The batch with one role in place of another."""
+        return self._replace(roles=jax.tree.map(lambda r: role if r is before else r, self.roles))
 
     def _map(self, function: Callable[[Any, Role], Any], **changes: Any) -> "Batch":
         """The batch with the result of a function of each leaf and its role, and other changes."""
-        arguments = jax.tree.map(function, self.arguments, self.roles)
-        return self._replace(arguments=arguments, **changes)
+        return self._replace(arguments=self.mapped(function, self.arguments), **changes)
+
+    def mapped(self, function: Callable[[Any, Role], Any], arguments: Arguments) -> Arguments:
+        """The results of a function of each leaf of these arguments and its role."""
+        return jax.tree.map(lambda role, x: function(x, role), self.roles, arguments)
 
 
 def batch_of(
@@ -172,7 +158,7 @@ def batch_of(
         keys = list(passed)
     else:
         keys = [_passed_as(which, names, passed) for which in batch_args]
-    leaves, structure = jax.tree_util.tree_flatten_with_path((args, kwargs))
+    leaves, structure = jax.tree_util.tree_flatten_with_path((args, kwargs), is_leaf=is_state)
     axes: Any = None
     if isinstance(loss_fn, AbstractCurvatureLoss):
         if batch_args is not None:
@@ -180,15 +166,13 @@ def batch_of(
                 f"{type(loss_fn).__name__} knows itself which arguments hold the batch. Remove "
                 "`batch_args`."
             )
-        axes = jax.tree.leaves(loss_fn.axes(args, kwargs))
-    are_states = jax.tree.map(is_state, (args, kwargs), is_leaf=is_state)
-    in_states = jax.tree.leaves(jax.tree.broadcast(are_states, (args, kwargs)))
+        axes = jax.tree.leaves(loss_fn.axes(args, kwargs), is_leaf=is_state)
     roles, rows = [], []
     for i, ((_, key, *rest), x) in enumerate(leaves):
         index: Any = getattr(key, "idx", getattr(key, "key", None))
         holds_batch = index in keys if axes is None else bool(axes[i])
         role = Role.ROWS if holds_batch else Role.WHOLE
-        if in_states[i] or not is_array(x):
+        if not is_array(x):  # nor is a state
             role = Role.WHOLE
         elif is_single_key(x):
             role = Role.KEY

@@ -16,7 +16,7 @@ from ..._core.text.printing import code
 from ...tree import accumulation_dtype, cast
 from ...tree.dtypes import canonical_float
 from ...tree.packed import pack, unpack
-from ...tree.types import Params, PyTree, Scalar, Updates
+from ...tree.types import PyTree, Scalar, Updates
 from ..binding.model import Split, split, strong
 from ..binding.optimizer import Optimizer
 from .batch import PLACE, Arguments, Batch, Role, batch_of, check_state, states_of, with_states
@@ -80,10 +80,18 @@ class BatchLoss(NamedTuple):
     def map_examples(self, batch: Batch) -> tuple[list[Array], LossResult]:
         """The gradient of each example, stacked, and the mean of the losses."""
 
-        def differentiate(rows: list[Array]) -> tuple[list[Array], PyTree]:
-            return self.differentiate(batch.example(rows).arguments)
+        def differentiate(arguments: Arguments) -> tuple[list[Array], PyTree]:
+            # The loss is called as for any batch, here of one example, with a single key.
+            return self.differentiate(batch.mapped(in_batch, arguments))
 
-        grads, packed = jax.vmap(differentiate)(batch.arrays)
+        def in_batch(x: Any, role: Role) -> Any:
+            return x[None] if role is Role.ROWS else x
+
+        def axis(role: Role) -> int | None:
+            return 0 if role in (Role.ROWS, Role.EXAMPLE_KEYS) else None
+
+        axes = jax.tree.map(axis, batch.roles)
+        grads, packed = jax.vmap(differentiate, in_axes=(axes,))(batch.arguments)
         result: LossResult = unpack(packed)
         if states_of(result.aux):
             raise ValueError(
@@ -111,10 +119,10 @@ class BatchLoss(NamedTuple):
             return means, unpack(packed)
         batch, number = self.divided("microbatches"), self.options.microbatches
         if number == "split":
-            batch, number = batch._replace(is_split=True), batch.size
+            batch, number = batch.with_role(Role.PARTS, Role.ROWS), batch.size
         pad = ", or pad the batch and let the loss return a weighted mean and its weight, with "
         _check_divides(batch, number, f"{pad}`has_weight=True`")
-        return self._over_parts(function, like, batch.with_keys(number, Role.PART_KEYS), number)
+        return self._over_parts(function, like, batch.with_keys(number, Role.PARTS), number)
 
     def _over_parts(
         self, function: LossGradient, like: list[Array], batch: Batch, number: int
@@ -198,13 +206,10 @@ class BatchLoss(NamedTuple):
         """The batch, ready to be divided."""
         return batch_of(self.loss_fn, self.args, self.kwargs, self.options.batch_args, parts)
 
-    def tree(self, leaves: list[Array]) -> Params:
-        """Leaves as a tree like the trained parameters."""
-        return jax.tree.structure(self.model.params).unflatten(leaves)
-
     def ascent(self, grads: list[Array]) -> Updates:
-        """Gradients as a tree. JAX returns the conjugate of the direction of steepest ascent."""
-        return self.tree(list(map(jnp.conj, grads)))
+        """Gradients as a tree like the parameters. JAX returns the conjugate of the direction of
+        steepest ascent."""
+        return jax.tree.structure(self.model.params).unflatten(map(jnp.conj, grads))
 
     def transformed(self, grads: Updates) -> Updates:
         """Gradients as the optimizer sees them."""

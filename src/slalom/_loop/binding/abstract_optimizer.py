@@ -19,12 +19,12 @@ from ..._core.text.printing import AbstractPrinted, Call
 from ...tree.packed import holds_arrays, unpack
 from ...tree.sharding import to_device, to_memory_of
 from ...tree.types import PyTree, Tracer
-from ..programs.compiled import EvalInputs, compiled_evaluation, reading
+from ..programs.compiled import StepInputs, compiled_evaluation, reading
 from ..reports.describe import Description, as_html, describe, metrics, summary
 from ..reports.plots import plot_schedules
 from .binding import Arrays, Binding
 from .loop_warnings import note_scale_is_read
-from .model import Model, check_bound, split
+from .model import Model, Split, check_bound, split
 from .stepping import check_readable, sampled_params
 
 if TYPE_CHECKING:
@@ -85,9 +85,10 @@ class AbstractOptimizer(AbstractPrinted):
         return find(self.transform, which, self.state).state
 
     @property
+    @reading
     def has_updated(self) -> Bool[Array, "*runs"]:
         """Whether the last step updated any parameter. False before the first step."""
-        return _has_updated(self)
+        return jnp.logical_and(self.transform.has_updated(self.state), self.arrays.count > 0)
 
     @property
     def loss_scale(self) -> Float[Array, "*runs"]:
@@ -102,6 +103,7 @@ class AbstractOptimizer(AbstractPrinted):
     # --- the next step and the last one -----------------------------------------------------
 
     @property
+    @reading
     def hyperparams(self) -> Readings:
         """The value that the *next* step uses for each hyperparameter, by path.
 
@@ -110,7 +112,7 @@ class AbstractOptimizer(AbstractPrinted):
         `.to_dict()` returns all of them as Python numbers. For an optimizer created under `vmap`,
         each value is an array with one entry per run.
         """
-        return Readings(_hyperparams(self), "hyperparams")
+        return read(self.transform, self.state, Context(step=self.arrays.count))
 
     @property
     def metrics(self) -> Readings:
@@ -140,11 +142,10 @@ class AbstractOptimizer(AbstractPrinted):
 
         **Returns:** the model, every leaf in its own dtype unless `full_precision`.
         """
-        check_bound(split(model, self.binding.trainable).params, self.binding.params)
-        check_readable(self)
+        self._split(model)
         if not any(isinstance(p.module, AbstractParameterWriter) for p in parts(self.transform)):
             return model
-        inputs = EvalInputs(full_precision, model, self)
+        inputs = StepInputs(None, {"full_precision": full_precision}, model, self)
         return compiled_evaluation(inputs)[0].model
 
     def sample_params(self, model: Model, key: Any = None) -> Model:
@@ -175,17 +176,22 @@ class AbstractOptimizer(AbstractPrinted):
                 "`sl.contrib.ivon`."
             )
 
-        whole = split(model, self.binding.trainable)
-        check_bound(whole.params, self.binding.params)
-        check_readable(self)
+        whole = self._split(model)
         params = to_device(whole.params)
         loss = loss_of(self.transform, to_device(self.state), Context(step=self.count), params)
         drawn = to_memory_of(whole.params, sampled_params(loss, params, key))
-        return whole.join(jax.tree.leaves(drawn))
+        return whole.join(drawn)
+
+    def _split(self, model: PyTree) -> Split:
+        """Splits the bound model. Raises an error for another one, or a donated optimizer."""
+        whole = split(model, self.binding.trainable)
+        check_bound(whole.params, self.binding.params)
+        check_readable(self)
+        return whole
 
     def _map_state(
-        self, function: Callable[[Any], Any], other: Callable[[Any], Any] | None
-    ) -> "AbstractOptimizer":
+        self: _Self, function: Callable[[Any], Any], other: Callable[[Any], Any] | None
+    ) -> _Self:
         """This optimizer with another state, and with `other` at all other arrays."""
         leaves, structure = jax.tree.flatten(self.state)
         pairs = zip(leaves, structure.flatten_up_to(function(self.state)), strict=True)
@@ -211,9 +217,7 @@ class AbstractOptimizer(AbstractPrinted):
         `.show()` prints it with rich, if it is installed, to a terminal. `.to_dict()` returns the
         rows, and `.totals` the sums.
         """
-        whole = split(model, self.binding.trainable)
-        check_readable(self)
-        return describe(self, whole)
+        return describe(self, self._split(model))
 
     @advise_positions("Write `opt.plot_schedules(1000)` for the first 1000 steps.")
     def plot_schedules(self, steps: int) -> "Figure":
@@ -233,7 +237,6 @@ class AbstractOptimizer(AbstractPrinted):
         **Raises:** `ImportError` without matplotlib; `ValueError` for an optimizer without
         schedules, and for stateful schedules, whose values depend on the losses of the run.
         """
-        check_readable(self)
         return plot_schedules(self, steps)
 
     def _repr_html_(self) -> str:
@@ -247,20 +250,10 @@ class AbstractOptimizer(AbstractPrinted):
 
 
 @reading
-def _has_updated(opt: AbstractOptimizer) -> Any:
-    return jnp.logical_and(opt.transform.has_updated(opt.state), opt.arrays.count > 0)
-
-
-@reading
 def _loss_scale(opt: AbstractOptimizer) -> Any:
     for part in loss_of(opt.transform, opt.state).askers("scaled loss"):
         return part.state.scale
     return jnp.float32(1)
-
-
-@reading
-def _hyperparams(opt: AbstractOptimizer) -> Readings:
-    return read(opt.transform, opt.state, Context(step=opt.arrays.count))
 
 
 @reading

@@ -44,7 +44,7 @@ class Binding:
     """The shardings of the parameters and the state at binding, or after `Optimizer.shard_state`.
     Tracers do not show them."""
     family: Any = dataclasses.field(default=None, compare=False, repr=False)
-    """The `programs.compiled.Family` of the optimizer, once something was compiled for it."""
+    """The programs of the optimizer and of others like it, once something was compiled for it."""
     reading_family: Any = dataclasses.field(default=None, compare=False, repr=False)
     """The same without the model, once something was read."""
     source: Any = dataclasses.field(default=None, compare=False, repr=False)

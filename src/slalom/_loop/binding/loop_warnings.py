@@ -1,6 +1,6 @@
-"""Warns of loops that use an optimizer in part only, or that compile again and again.
+"""Warns of loops that use an optimizer in part only, that ascend, or that compile again and again.
 
-The former keep one of the two results of `opt.step`, step with an optimizer that never changes, or
+The first keep one of the two results of `opt.step`, step with an optimizer that never changes, or
 ignore its scale of the loss.
 """
 
@@ -16,10 +16,11 @@ import jax.numpy as jnp
 from ... import tree
 from ..._core.fields.schedule import AbstractSchedule
 from ..._core.protocol.loss import loss_of
-from ..._core.protocol.parts import transforms
+from ..._core.protocol.parts import AbstractTraits, inner_transforms, transforms
+from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.messages import warn
 from ...tree.paths import dotted
-from ...tree.types import PyTree, Tracer, is_deleted, under_jit
+from ...tree.types import Params, PyTree, Tracer, is_deleted, under_jit
 
 _MOST_CALLS = 3
 
@@ -119,6 +120,22 @@ def warn_of_capture(opt: Any, inputs: PyTree) -> None:
             "The function that JAX traces here captured this optimizer, so each of its calls "
             "starts from the same state. Pass the optimizer as an argument, and return the new "
             "one: `def step(model, opt, x): ...; return model, opt`."
+        )
+
+
+def warn_of_ascent(transform: AbstractTransform[Any], params: Params) -> None:
+    """Warns of a rule without a learning rate, whose steps follow the gradients upwards."""
+    signs = set(transform.signs(params))
+    inner = (part.module for part in transforms(transform) if not inner_transforms(part.module))
+    deliberate = any(
+        link.update_sign != 1 or type(link).signs is not AbstractTraits.signs for link in inner
+    )
+    if signs == {1} and not deliberate:
+        names = [part.name for part in transforms(transform) if part.name]
+        warn(
+            f"A step of this optimizer ascends the loss: nothing in '{names[-1]}' flips the sign "
+            "of the gradients. Add a learning rate, `tx | sl.ScaleByLearningRate(1e-3)`. To ascend "
+            "on purpose, use `.maximize()` on the result."
         )
 
 

@@ -51,9 +51,10 @@ class Split(NamedTuple):
         chosen = iter(mask(Unmarked(), self._replace(trainable=inexact).params))
         return [i and not next(chosen) for i in inexact]
 
-    def join(self, arrays: list[Any]) -> Any:
-        """The model with these arrays as its trainable leaves; all others are the same objects."""
-        new = iter(arrays)
+    def join(self, params: PyTree) -> Any:
+        """The model with other trainable leaves, from a tree like `params` or a list; all others
+        are the same objects."""
+        new = iter(jax.tree.leaves(params))
         return self.structure.unflatten(
             [next(new) if t else x for x, t in zip(self.leaves, self.trainable, strict=True)]
         )
@@ -327,4 +328,4 @@ def apply_updates(model: Model, updates: PyTree) -> Model:
     parts = Split(leaves, structure, tuple(u is not None for u in changes))
     params = parts.params
     added = tree.add(to_device(params), to_device(structure.unflatten(changes)))
-    return parts.join(jax.tree.leaves(to_memory_of(params, added)))
+    return parts.join(to_memory_of(params, added))

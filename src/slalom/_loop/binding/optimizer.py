@@ -26,7 +26,7 @@ from ..sharding.shard import ShardedState, shard
 from .abstract_optimizer import AbstractOptimizer
 from .binding import bind, bind_to_model, init_state, no_transform
 from .loop_warnings import watch_results
-from .model import Model, check_bound, split, strong
+from .model import Model, split, strong
 from .stepping import KEYWORDS, as_keywords, check_guards, check_one_run, check_readable
 
 _BOUND = (
@@ -249,8 +249,7 @@ class Optimizer(AbstractOptimizer):
         under `.flatten()`.
         """
         check_one_run(self.count, "opt.reset(model)")
-        params = split(model, self.binding.trainable).params
-        check_bound(params, self.binding.params)
+        params = self._split(model).params
         chosen = paths = leaf_paths(params)
         if where is not None:
             check_matches(as_where(where), params)
@@ -355,7 +354,6 @@ class Optimizer(AbstractOptimizer):
 
         ??? cite "Rajbhandari et al., [ZeRO](https://arxiv.org/abs/1910.02054), 2020"
         """
-        check_readable(self)
         check_one_run(self.count, "opt.shard_state(mesh)")
         return shard(self, mesh, axis, {})
 

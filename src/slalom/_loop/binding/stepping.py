@@ -25,9 +25,8 @@ from ...tree.paths import example, leaf_paths
 from ...tree.types import Params, PyTree, Tracer, is_deleted, is_function
 from ...wrappers.scope.forms import joined
 from ..programs.arguments import as_tree
-from ..reports.transform_checks import warn_of_ascent
 from ..sharding.placement import constrained
-from .loop_warnings import warn_of_capture
+from .loop_warnings import warn_of_ascent, warn_of_capture
 from .model import Split, check_bound
 
 KEYWORDS = ("value", "grad", "value_fn", "key", "weight", "per_param")
@@ -189,7 +188,7 @@ def _context(
     for name in functions:
         keywords[name] = _of_params(name, keywords[name], model)
     if keywords.get("residuals") is not None:
-        keywords["residuals"] = _residuals(keywords["residuals"], model)
+        keywords["residuals"] = _checked_residuals(keywords["residuals"]).of(model.join)
     known = (*ALWAYS, *FUNCTIONS)
     extra = {name: keywords.pop(name) for name in list(keywords) if name not in known}
     context = Context(step=count, **keywords, extra=extra)
@@ -214,14 +213,13 @@ def _context(
     return context
 
 
-def _residuals(residuals: Any, model: Split) -> Residuals:
-    """A loss that can be linearized, as a function of the parameters."""
+def _checked_residuals(residuals: Any) -> Residuals:
     if not isinstance(residuals, Residuals):
         raise TypeError(
             "`residuals` must be what `loss_fn.on(x, y)` returns for an `sl.LeastSquares` or "
             f"`sl.OutputLoss`, got {residuals!r} of type {type(residuals).__name__}."
         )
-    return residuals.of(lambda params: model.join(jax.tree.leaves(params)))
+    return residuals
 
 
 def _with_loss(context: Context, declared: set[str], params: Params, grads: Any) -> Context:
@@ -247,7 +245,7 @@ def _of_params(name: str, of_model: Any, model: Split) -> Callable[..., Any]:
         raise TypeError(f"`{name}` must be a function that {kind}, got {of_model!r}.")
 
     def of_params(params: Any, *key: Any) -> Any:
-        returned = of_model(model.join(jax.tree.leaves(params)), *key)
+        returned = of_model(model.join(params), *key)
         if name == "value_fn":
             return returned
         if name == "grad_fn":
@@ -271,10 +269,10 @@ def _check_shapes(transform: AbstractTransform, state: Any, params: Params) -> N
             held = getattr(part.state, name)
             if jax.tree.structure(held) != jax.tree.structure(part.params):
                 continue  # an option disables it, or it is in buffers, which `.flatten()` checks
-            marked = jax.tree.leaves(held)
-            named = zip(leaf_paths(part.params), jax.tree.leaves(part.params), strict=True)
-            for s, (path, p) in zip(marked, named, strict=True):
+            pairs = zip(*map(jax.tree.leaves, (held, part.params)), strict=True)
+            for i, (s, p) in enumerate(pairs):
                 if jnp.shape(s) != jnp.shape(p):
+                    path = leaf_paths(part.params)[i]
                     raise ValueError(
                         f"The parameter at '{path}' has shape {jnp.shape(p)}, but the state "
                         f"'{part.name}.{name}' was created for shape {jnp.shape(s)}. Create a new "
@@ -353,10 +351,12 @@ def sampled_params(loss: Loss, params: Params, key: Any = None) -> Params:
     next gradient."""
     samplers = loss.askers("sampled parameters")
     keys = [None] * len(samplers) if key is None else list(jax.random.split(key, len(samplers)))
-    leaves, structure = jax.tree.flatten(params, is_leaf=lambda x: x is None)
+
+    def add(p: Any, noise: PyTree) -> Any:
+        acts_on = jax.tree.leaves(noise)
+        return tree.add(p, noise) if acts_on else p
+
     for part, k in zip(samplers, keys, strict=True):
-        noise = part.module.noise(decoded(part.state), part.params, part.context, k)
-        for i, x in enumerate(structure.flatten_up_to(joined(noise))):
-            if jax.tree.leaves(x):  # a parameter that the sampler acts on
-                leaves[i] = tree.add(leaves[i], x)
-    return structure.unflatten(leaves)
+        noise = joined(part.module.noise(decoded(part.state), part.params, part.context, k))
+        params = jax.tree.map(add, params, noise)
+    return params

@@ -1,6 +1,7 @@
 """The arguments of programs: functions as trees and in keys, and what follows from a structure."""
 
 import functools
+import inspect
 import types
 import weakref
 from collections.abc import Callable, Hashable
@@ -63,6 +64,16 @@ class Bound(eqx.Module):
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         return self.func(*self.args, *args, **{**self.keywords, **keywords})
 
+    @property
+    def innermost(self) -> Any:
+        """The function that gets all the arguments."""
+        return self.func.innermost if isinstance(self.func, Bound) else self.func
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """The signature of `functools.partial`, for checks of calls."""
+        return inspect.signature(functools.partial(self.func, *self.args, **self.keywords))
+
 
 def as_tree(function: Any) -> Any:
     """A function as a tree that shows the arrays it carries. A plain function is a leaf.
@@ -81,23 +92,15 @@ def as_tree(function: Any) -> Any:
     return function if is_plain or not _is_leaf(function) else function.__call__
 
 
-def as_function(tree: Any) -> Any:
-    """Undoes `as_tree`: a function whose signature can be read."""
-    if isinstance(tree, Bound):
-        return functools.partial(as_function(tree.func), *tree.args, **tree.keywords)
-    return tree
-
-
-def innermost(tree: Any) -> Any:
-    """The function in a tree from `as_tree` that gets all the arguments."""
-    return innermost(tree.func) if isinstance(tree, Bound) else tree
-
-
 def _is_leaf(x: Any) -> bool:
     return jax.tree_util.all_leaves([x])
 
 
 Homes: TypeAlias = tuple[NamedSharding | None, ...]
+
+Carried: TypeAlias = dict[int, NamedSharding | None]
+"""The leaves that get new values, in order: their positions among all leaves, with their sharding
+at binding. That is `None` where it is not known."""
 
 Arguments = TypeVar("Arguments")
 """The type of all arguments of a program together, such as a named tuple: one tree."""
@@ -108,16 +111,6 @@ Body: TypeAlias = Callable[[Arguments], tuple[list[Any], Other]]
 """Maps the arguments to the new values of the carried leaves, in order, and to any other tree."""
 
 
-Flags: TypeAlias = dict[str, Any]
-"""Leaves of a named tuple: a prefix of bools for each field that has some of them."""
-
-
-def flagged(arguments: Any, flags: Flags) -> list[bool]:
-    """Whether each leaf of a named tuple is flagged."""
-    prefix = arguments._replace(**(dict.fromkeys(arguments._fields, False) | flags))
-    return jax.tree.leaves(jax.tree.broadcast(prefix, arguments))
-
-
 class Signature:
     """Everything that follows from the structure of the arguments.
 
@@ -125,8 +118,8 @@ class Signature:
 
     - `structure`: the structure of the arguments.
     - `statics`: the static leaves, by position.
-    - `carried`: the positions of the leaves that get new values.
-    - `donated`: those of them that are donated.
+    - `carried`: the leaves that get new values.
+    - `donated`: the positions of those of them that are donated.
     - `forget`: called when one of the static leaves dies, with its dead reference.
     """
 
@@ -142,13 +135,14 @@ class Signature:
         self,
         structure: Any,
         statics: dict[int, Any],
-        carried: tuple[int, ...],
+        carried: Carried,
         donated: tuple[int, ...],
         forget: Callable[[Any], object] = lambda dead: None,
     ):
         self.structure = structure
         self._statics = {i: reference(x, forget) for i, x in statics.items()}
-        self.carried = carried
+        self.carried = tuple(carried)
+        self.homes = tuple(carried.values())
         self.donated = donated
         self.calls: list[int] | None = None
         """The number of calls, if it is counted."""
@@ -157,8 +151,7 @@ class Signature:
         # JAX gives a donated buffer to the first result of its type. Results for donated leaves
         # come first, or new parameters would be written where a moment is still to be read.
         donated_set = set(donated)
-        self._order = sorted(range(len(carried)), key=lambda k: carried[k] not in donated_set)
-        self.results = tuple(carried[k] for k in self._order)
+        self.results = tuple(sorted(carried, key=lambda i: i not in donated_set))
         """The carried positions in the order of the program's results."""
 
     @property
@@ -176,32 +169,27 @@ class Signature:
             return ()
         return tuple(mesh_sharding(leaves[i]) for i in self.carried)
 
-    def arguments(self, donated: list[Any], kept: list[Any]) -> PyTree:
-        """Undoes `separate`: the arguments as the caller passed them."""
-        statics = self.statics
-        leaves = [statics.get(i) for i in range(self.structure.num_leaves)]
-        for positions, arrays in ((self.donated, donated), (self.kept, kept)):
-            for i, array in zip(positions, arrays, strict=True):
-                leaves[i] = array
-        return self.structure.unflatten(leaves)
+    def joined(self, donated: list[Any], kept: list[Any]) -> list[Any]:
+        """Undoes `separate`: the leaves as the caller passed them."""
+        arrays = zip((*self.donated, *self.kept), (*donated, *kept), strict=True)
+        by_position = self.statics | dict(arrays)
+        return [by_position[i] for i in range(len(by_position))]
 
-    def run(self, body: Body, arguments: PyTree, homes: Homes = ()) -> tuple[list[Any], PyTree]:
+    def run(self, body: Body, leaves: list[Any], homes: Homes = ()) -> tuple[list[Any], PyTree]:
         """Calls the body, and returns new values of `results` and its other result.
 
         Carried leaves in the memory of the host are copied to the device, where all is computed.
         New values have the shardings and memories of the old ones. Otherwise the partitioner may
         choose other shardings, and the next call would recompile.
         """
-        leaves, structure = jax.tree.flatten(arguments)
-        on_host = [is_on_host(leaves[i]) for i in self.carried]
-        # Arrays that were moved to another mesh since then are not moved back.
-        pairs = zip(self.carried, homes, strict=True) if homes else ()
-        homes = tuple(s if may_be_at(leaves[i], s) else None for i, s in pairs)
-        for i in self.carried:
-            leaves[i] = to_device(leaves[i])
-        new, other = body(structure.unflatten(leaves))
-        if homes:
-            pairs = zip(new, homes, strict=True)
-            new = [x if home is None else constrain(x, home) for x, home in pairs]
-        new = [to_host(x) if host else x for x, host in zip(new, on_host, strict=True)]
-        return [new[k] for k in self._order], other
+        old = {i: leaves[i] for i in self.carried}
+        inputs = dict(enumerate(leaves)) | {i: to_device(x) for i, x in old.items()}
+        values, other = body(self.structure.unflatten(inputs.values()))
+        new = {}
+        places = homes or [None] * len(old)
+        for (i, before), x, home in zip(old.items(), values, places, strict=True):
+            # Arrays that were moved to another mesh since then are not moved back.
+            if home is not None and may_be_at(before, home):
+                x = constrain(x, home)
+            new[i] = to_host(x) if is_on_host(before) else x
+        return [new[i] for i in self.results], other

@@ -3,12 +3,14 @@
 They take what a call passes as one tree, such as `StepInputs`. The class of the optimizer in it is
 in the file above this one."""
 
+import contextlib
 import functools
+import itertools
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,30 +27,20 @@ from ...tree.types import PyTree, Updates
 from ..binding.loop_warnings import warn_of_unread_scale
 from ..binding.model import split
 from ..binding.stepping import advance, check_readable
-from .arguments import Flags, Homes
-from .program import Program
-
-if TYPE_CHECKING:
-    from ..binding.optimizer import Optimizer
-
+from .arguments import Carried, Homes
+from .program import Family, Program
 
 MOST_KEPT = 8
 
+Read = TypeVar("Read")
 
-class Family(dict[Any, Any]):
-    """The programs of a family of optimizers, by what is compiled.
 
-    A function compiled with `jax.jit` is freed with its programs. `opt.step` is never freed, so its
-    programs belong to families: the optimizers of one structure for parameters of the same shapes.
-    They share their programs, which are freed with the last of them.
-
-    A loop over seeds may drop an optimizer before it makes one like it. So the families used last
-    are kept. Those with functions that hold data are kept only as long as the transform that they
-    are in.
-    """
-
-    __slots__ = ("__weakref__",)
-
+# A function compiled with `jax.jit` is freed with its programs. `opt.step` is never freed, so its
+# programs belong to families: the optimizers of one structure for parameters of the same shapes.
+# They share their programs, which are freed with the last of them.
+#
+# A loop over seeds may drop an optimizer before it makes one like it. So the families used last are
+# kept. Those with functions that hold data are kept only as long as the transform that they are in.
 
 _alive: weakref.WeakValueDictionary[Hashable, Family] = weakref.WeakValueDictionary()
 _kept: dict[int | None, OrderedDict[Hashable, Family]] = {}
@@ -63,12 +55,12 @@ def source_of(transform: Any, binding: Any) -> Callable[[], Any] | None:
 
 
 def family_of(inputs: Any, name: str = "family") -> Family:
-    """The family of an optimizer for a model, both in a named tuple.
+    """The programs of an optimizer for a model, both in a named tuple.
 
     **Arguments:**
 
     - `inputs`: the named tuple.
-    - `name`: the field of the binding that keeps it.
+    - `name`: the field of the binding that keeps them.
     """
     opt, model = inputs.opt, inputs.model
     binding = opt.binding
@@ -77,23 +69,20 @@ def family_of(inputs: Any, name: str = "family") -> Family:
         # Without the binding, which would keep the family that it keys.
         structure = jax.tree.structure((opt.arrays, model)), binding.trainable, binding.sharding
         shapes = [(np.shape(x), getattr(x, "dtype", None)) for x in jax.tree.leaves((opt, model))]
-        family = _family_with((*structure, tuple(shapes)), binding.source)
+        key, family = (*structure, tuple(shapes)), Family()
+        # A key without a hash is refused by the program itself, by name.
+        with contextlib.suppress(TypeError):
+            family = _alive.setdefault(key, family)
+            _keep(key, family, binding.source)
         object.__setattr__(binding, name, family)
     return family
 
 
-def _family_with(key: Hashable, source: Any) -> Family:
-    try:
-        family = _alive.setdefault(key, Family())
-    except TypeError:
-        return Family()  # has no hash, which the program itself refuses by name
+def _keep(key: Hashable, family: Family, source: Any) -> None:
+    """Keeps a family for optimizers that are made next."""
     transform = None if source is None else source()
-    if source is None or transform is not None:
-        _keep(key, family, transform)
-    return family
-
-
-def _keep(key: Hashable, family: Family, transform: Any) -> None:
+    if source is not None and transform is None:
+        return
     whose = None if transform is None else id(transform)
     if transform is not None and whose not in _kept:
         weakref.finalize(transform, _kept.pop, whose, None).atexit = False
@@ -104,7 +93,7 @@ def _keep(key: Hashable, family: Family, transform: Any) -> None:
         families.popitem(last=False)
 
 
-def reading(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def reading(function: Callable[[Any], Read]) -> Callable[[Any], Read]:
     """Compiles a function of an optimizer that was not donated.
 
     For an optimizer of shapes it returns shapes, and for one that was created under `vmap` a value
@@ -115,6 +104,7 @@ def reading(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         result = jax.vmap(function)(opt) if opt.arrays.count.ndim else function(opt)
         return jax.tree.map(jnp.copy, result)  # the next step may donate the state
 
+    @functools.wraps(function)
     def read(opt: Any) -> Any:
         check_readable(opt)
         if isinstance(opt.arrays.count, jax.ShapeDtypeStruct):
@@ -132,39 +122,43 @@ def reading(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 class StepInputs(NamedTuple):
-    """The inputs of the program of `opt.step` or `opt.update`."""
+    """The inputs of the program of `opt.step`, `opt.update` or `opt.eval_params`."""
 
     grads: PyTree
     """The gradients of the whole model."""
     keywords: dict[str, Any]
-    """The other inputs of the step, by their names in the context."""
+    """The other inputs: of a step by their names in the context, or the options."""
     model: PyTree
     """The whole model, or `None` for a transform that sees no parameters."""
-    opt: "Optimizer"
+    opt: Any
+    """The optimizer."""
 
 
-def carried(inputs: Any, *, model: bool = True) -> Flags:
+def carried(inputs: Any, at: Any) -> Carried:
     """The leaves that a step changes: the trainable parameters, the state and the count.
 
-    `inputs` is any named tuple with an `opt` and a `model`.
+    `inputs` is any named tuple with an `opt` and a `model`, and `at` the same with the position of
+    each leaf in its place.
     """
-    opt = inputs.opt
-    changed = opt._with_arrays(opt.arrays._replace(transform=False, state=True, count=True))
-    return {"opt": changed} | (trainable(inputs) if model else {})
+    return trainable(inputs, at) | state(inputs, at)
 
 
-def trainable(inputs: Any) -> Flags:
+def trainable(inputs: Any, at: Any) -> Carried:
     """The trainable parameters alone."""
-    return {"model": split(inputs.model, inputs.opt.binding.trainable).flags}
+    model, known = split(inputs.model, inputs.opt.binding.trainable), inputs.opt.binding.sharding
+    positions = itertools.compress(model.structure.flatten_up_to(at.model), model.trainable)
+    return _at_homes([*positions], None if known is None else known.params)
 
 
-def homes(inputs: Any, carried: Flags) -> Homes:
-    """The shardings at binding of the leaves that a step changes. Tracers do not show them."""
+def state(inputs: Any, at: Any) -> Carried:
+    """The state and the count alone."""
     known = inputs.opt.binding.sharding
-    if known is None:
-        return ()
-    params = known.params if "model" in carried else ()
-    return (*params, *known.state) if "opt" in carried else params
+    positions = jax.tree.leaves(at.opt.arrays[1:])
+    return _at_homes(positions, None if known is None else known.state)
+
+
+def _at_homes(positions: list[int], homes: Homes | None) -> Carried:
+    return dict(zip(positions, homes or (None,) * len(positions), strict=True))
 
 
 def _step(inputs: StepInputs) -> tuple[list[Array], None]:
@@ -184,26 +178,14 @@ def _update(inputs: StepInputs) -> tuple[list[Array], Updates]:
     return state, updates
 
 
-class EvalInputs(NamedTuple):
-    """The inputs of the program of `opt.eval_params`."""
-
-    full_precision: bool
-    model: PyTree
-    opt: Any
-    """The optimizer."""
-
-
-def _evaluate(inputs: EvalInputs) -> tuple[list[Array], None]:
+def _evaluate(inputs: StepInputs) -> tuple[list[Array], None]:
     opt = inputs.opt
     trained = split(inputs.model, opt.binding.trainable).params
-    state, full_precision = to_device(opt.state), inputs.full_precision
-    here = Part.root(opt.transform, state, Context(step=to_device(opt.arrays.count)), trained)
-    params = params_to_evaluate(here, full_precision=full_precision)
-    return jax.tree.leaves(params), None
+    context = Context(step=to_device(opt.arrays.count))
+    here = Part.root(opt.transform, to_device(opt.state), context, trained)
+    return jax.tree.leaves(params_to_evaluate(here, **inputs.keywords)), None
 
 
-compiled_evaluation = Program(_evaluate, trainable, homes=homes, family=family_of)
-compiled_step = Program(_step, carried, homes=homes, watched="opt.step", family=family_of)
-compiled_update = Program(
-    _update, functools.partial(carried, model=False), homes=homes, family=family_of
-)
+compiled_evaluation = Program(_evaluate, trainable, family=family_of)
+compiled_step = Program(_step, carried, watched="opt.step", family=family_of)
+compiled_update = Program(_update, state, family=family_of)

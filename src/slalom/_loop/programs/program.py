@@ -13,7 +13,7 @@ what turns a failed check into Equinox's own error.
 
 A signature dies with the functions among its arguments. Otherwise a program would keep every lambda
 that was ever passed to it, with the data in its closure. Those of optimizers die with these
-(`compiled.Family`).
+(`compiled.family_of`).
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from ...tree.types import Tracer, is_deleted, under_jit
 from ..binding.binding import named_leaves
 from ..binding.loop_warnings import watch
 from ..binding.model import strong
-from .arguments import Arguments, Body, Flags, Homes, Other, Signature, flagged, identity, innermost
+from .arguments import Arguments, Body, Bound, Carried, Homes, Other, Signature, identity
 from .interrupts import compiling
 
 MOST_SIGNATURES = 512
@@ -68,11 +68,8 @@ class Program(Generic[Arguments, Other]):
 
     - `body`: maps the arguments, a named tuple, to the new values of the carried leaves, in order,
         and any other tree.
-    - `carried`: maps the arguments to the flags of the leaves that are carried. Called once per
-        structure.
-    - `homes`: maps the arguments and the flags of what is carried to the sharding of each carried
-        leaf, or to `()` if these are not known, which is the default. It is asked only under an
-        outer `jit`, whose tracers do not show them.
+    - `carried`: maps the arguments, and the same tree with the position of each leaf in its place,
+        to the leaves that are carried. Called once per structure.
     - `donated`: the same as `carried` for the leaves that are donated, all of them carried.
         Defaults to none.
     - `watched`: what the user calls, such as `opt.step`, to warn of functions that are new and of
@@ -82,13 +79,12 @@ class Program(Generic[Arguments, Other]):
     """
 
     body: Body[Arguments, Other]
-    carried: Callable[[Arguments], Flags]
+    carried: Callable[[Arguments, Arguments], Carried]
     _: dataclasses.KW_ONLY
-    homes: Callable[[Arguments, Flags], Homes] = lambda arguments, carried: ()
-    donated: Callable[[Arguments], Flags] | None = None
+    donated: Callable[[Arguments, Arguments], Carried] = lambda arguments, at: {}
     watched: str | None = None
-    family: Callable[[Arguments], dict[Any, Any]] | None = None
-    signatures: "_Signatures" = dataclasses.field(init=False, default_factory=lambda: _Signatures())
+    family: "Callable[[Arguments], Family] | None" = None
+    signatures: "Family" = dataclasses.field(init=False, default_factory=lambda: Family())
 
     def __call__(self, arguments: Arguments) -> tuple[Arguments, Other]:
         """The arguments with new values of the carried leaves, and the body's other result."""
@@ -139,7 +135,8 @@ class Program(Generic[Arguments, Other]):
         carried = signature.carried
         if self.watched is not None:
             if signature.calls is None:
-                loss_fn = innermost(getattr(arguments, "loss", None))
+                loss_fn = getattr(arguments, "loss", None)
+                loss_fn = loss_fn.innermost if isinstance(loss_fn, Bound) else loss_fn
                 shapes = [np.shape(leaves[i]) for i in carried]
                 known = signature.structure, signature.statics, shapes
                 signature.calls = watch(self.watched, loss_fn, *known)
@@ -160,55 +157,50 @@ class Program(Generic[Arguments, Other]):
         if all(map(under_jit, traced)):
             # Not cached: a function among the arguments may hold tracers of this trace.
             statics = {i: leaves[i] for i, kind in enumerate(kinds) if kind == _STATIC}
-            signature = Signature(structure, statics, *self._positions(arguments, statics))
-            homes = self.homes(arguments, self.carried(arguments))
-            return signature, signature.run(self.body, arguments, homes)
+            signature = self._new(arguments, structure, statics)
+            # Tracers do not show where the arrays are.
+            return signature, signature.run(self.body, leaves, signature.homes)
         # Under an eager `vmap` or `grad`, a jit makes one program of the step.
         signature = self._signature(arguments, leaves, structure, kinds)
         shardings = signature.shardings(leaves)
         try:
             return signature, signature.nested(*signature.separate(leaves), shardings)
         except _HasRuntimeChecks:
-            return signature, signature.run(self.body, arguments, shardings)
+            return signature, signature.run(self.body, leaves, shardings)
 
     def _signature(
         self, arguments: Arguments, leaves: list[Any], structure: Any, kinds: list[int]
     ) -> Signature:
         statics = {i: leaves[i] for i, kind in enumerate(kinds) if kind == _STATIC}
-        key = _key(arguments, statics, structure)
-        signatures = self.signatures
-        if self.family is not None:
-            family = self.family(arguments)
-            signatures = family.get(self)
-            if signatures is None:
-                signatures = family[self] = _Signatures()
+        key = self.body, _key(arguments, statics, structure)
+        signatures = self.signatures if self.family is None else self.family(arguments)
         signature = signatures.get(key)
         if signature is None:
             # Signatures with static leaves that no reference can be made to would never be freed.
             if len(signatures) >= MOST_SIGNATURES:
                 signatures.clear()
-            positions = self._positions(arguments, statics)
-            signature = self._add(signatures, key, structure, statics, *positions)
+            these = weakref.ref(signatures)
+            # A lambda is not type-checked at runtime. It may run while Python ends.
+            signature = signatures[key] = self._new(
+                arguments, structure, statics, lambda dead: (these() or {}).pop(key, None)
+            )
+            self._compile(signature)
         return signature
 
-    def _positions(
-        self, arguments: Arguments, statics: dict[int, Any]
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The positions of the leaves that are carried, and of those that are donated."""
+    def _new(
+        self,
+        arguments: Arguments,
+        structure: Any,
+        statics: dict[int, Any],
+        forget: Callable[[Any], object] = lambda dead: None,
+    ) -> Signature:
+        """The signature of these arguments."""
+        at = structure.unflatten(range(structure.num_leaves))
+        donated = tuple(self.donated(arguments, at))
+        return Signature(structure, statics, self.carried(arguments, at), donated, forget)
 
-        def of(flags: Flags) -> tuple[int, ...]:
-            leaves = enumerate(flagged(arguments, flags))
-            return tuple(i for i, flag in leaves if flag and i not in statics)
-
-        donated = () if self.donated is None else of(self.donated(arguments))
-        return of(self.carried(arguments)), donated
-
-    def _add(self, signatures: "_Signatures", key: Hashable, *parts: Any) -> Signature:
-        """Adds the signature with these parts, and its functions to compile."""
-        these = weakref.ref(signatures)
-        # A lambda is not type-checked at runtime. It may run while Python ends, without modules.
-        signature = Signature(*parts, forget=lambda dead: (these() or _Signatures()).pop(key, None))
-        signatures[key] = signature
+    def _compile(self, signature: Signature) -> None:
+        """Gives a signature its functions, which are compiled when they are called."""
         # The signature holds the functions, which must not hold it: without a cycle, all of it is
         # freed at once. It is alive while they are traced, as that is within a call.
         of_this = weakref.ref(signature)
@@ -217,7 +209,7 @@ class Program(Generic[Arguments, Other]):
         def run(donated: list[Any], kept: list[Any], shardings: Homes) -> PyTree:
             now = of_this()
             assert now is not None
-            return pack(now.run(body, now.arguments(donated, kept), shardings))
+            return pack(now.run(body, now.joined(donated, kept), shardings))
 
         def program(donated: list[Any], kept: list[Any], shardings: Homes) -> PyTree:
             compiling()
@@ -231,14 +223,14 @@ class Program(Generic[Arguments, Other]):
 
         program.__name__ = program.__qualname__ = body.__name__.strip("_")
         signature.nested = signature.compiled = jax.jit(program, static_argnums=2)
-        if self.donated is not None:
+        if signature.donated:
             signature.compiled = jax.jit(program, static_argnums=2, donate_argnums=0)
         signature.checked = eqx.filter_jit(run)
-        return signature
 
 
-class _Signatures(dict[Hashable, Signature]):
-    """The signatures of a program, by the structure and the static leaves of its arguments."""
+class Family(dict[Hashable, Any]):
+    """What is compiled, by what it is compiled for: signatures, by the body of their program and by
+    the structure and the static leaves of its arguments."""
 
     __slots__ = ("__weakref__",)
 

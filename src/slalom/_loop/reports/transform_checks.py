@@ -292,22 +292,6 @@ def _negative_rates(transform: AbstractTransform[Any]) -> Iterator[str]:
             )
 
 
-def warn_of_ascent(transform: AbstractTransform[Any], params: Params) -> None:
-    """Warns of a rule without a learning rate, whose steps follow the gradients upwards."""
-    signs = set(transform.signs(params))
-    inner = (part.module for part in transforms(transform) if not inner_transforms(part.module))
-    deliberate = any(
-        link.update_sign != 1 or type(link).signs is not AbstractTraits.signs for link in inner
-    )
-    if signs == {1} and not deliberate:
-        names = [part.name for part in transforms(transform) if part.name]
-        warn(
-            f"A step of this optimizer ascends the loss: nothing in '{names[-1]}' flips the sign "
-            "of the gradients. Add a learning rate, `tx | sl.ScaleByLearningRate(1e-3)`. To ascend "
-            "on purpose, use `.maximize()` on the result."
-        )
-
-
 def _idle_part(part: Part) -> Part | None:
     """The part of a link, or the link itself, that makes its result zero in some steps."""
     if isinstance(part.module, AbstractPacedWrapper):

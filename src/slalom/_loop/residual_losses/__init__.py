@@ -6,5 +6,4 @@ from .output_losses import (
     OutputLoss as OutputLoss,
     VariationalEnergy as VariationalEnergy,
     linearized as linearized,
-    residual_loss as residual_loss,
 )

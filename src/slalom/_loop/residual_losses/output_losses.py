@@ -97,31 +97,6 @@ def divided(name: str, arguments: tuple[Any, ...], axes: tuple[bool, ...]) -> tu
     return jax.tree.map(jnp.asarray, rows), shared
 
 
-def residual_loss(loss_fn: Callable[..., Any], loss: Loss) -> AbstractCurvatureLoss | None:
-    """The loss function, if a rule asks for its residuals; else `None`.
-
-    Raises an error for one that does not suit such a rule.
-    """
-    curved = loss_fn if isinstance(loss_fn, AbstractCurvatureLoss) else None
-    if curved is not None and curved.fixed_data is not None:
-        for name in ("value_fn", "grad_fn"):
-            if loss.askers(name):
-                raise TypeError(
-                    f"A transform of this optimizer needs '{name}', the loss at other parameters, "
-                    f"which {type(curved).__name__} does not know: {curved.fixed_data}. Use a "
-                    "rule without a line search, such as `sl.natural_gradient`."
-                )
-    if not loss.askers("residuals"):
-        return None
-    if curved is None:
-        raise TypeError(
-            "This optimizer needs 'residuals', which this loss does not know. Write the loss as a "
-            "function of one example, `sl.train_step(sl.LeastSquares(residual))`, or as an "
-            "`sl.OutputLoss`."
-        )
-    return curved
-
-
 def linearized(
     source: AbstractCurvatureLoss,
     args: tuple[Any, ...],
@@ -133,8 +108,7 @@ def linearized(
     gradient."""
     chunks = [getattr(part.module, "chunk", None) for part in loss.askers("residuals")]
     residuals = source.on(*args, **kwargs)
-    inside = residuals.of(lambda params: model.join(jax.tree.leaves(params)))
-    linear = inside.at(model.params, chunks[0])
+    linear = residuals.of(model.join).at(model.params, chunks[0])
     gradient = tree.cast_like(linear.updates(linear.gradient), model.params)
     return residuals.with_known(linear), linear.value, gradient
 

@@ -21,7 +21,7 @@ from ..binding.model import split
 from ..binding.optimizer import Optimizer
 from ..binding.stepping import check_one_run
 from ..programs.arguments import as_tree
-from ..programs.compiled import carried, homes
+from ..programs.compiled import carried
 from ..programs.program import Program
 from ..residual_losses import AbstractCurvatureLoss, LeastSquares
 from .runs import progress_bar, receiver, shows_progress
@@ -96,7 +96,7 @@ class MinimizeResult(eqx.Module):
             )
         model = split(self.model, self.opt.binding.trainable)
         residuals = loss_fn.on(*args, example_weights=example_weights)
-        linear = residuals.of(lambda params: model.join(jax.tree.leaves(params))).at(model.params)
+        linear = residuals.of(model.join).at(model.params)
         rows, number = linear.jacobian(), linear.num_params
         _, values, vectors = jnp.linalg.svd(rows, full_matrices=False)
         least = jnp.finfo(linear.dtype).eps * max(rows.shape) * values[0]
@@ -306,4 +306,4 @@ def _minimize(problem: Problem) -> tuple[list[Array], tuple[Array, ...]]:
     return Solver(problem, split(problem.model, problem.opt.binding.trainable)).solve()
 
 
-_program = Program(_minimize, carried, homes=homes)
+_program = Program(_minimize, carried)

@@ -20,8 +20,8 @@ from ...tree.types import PyTree, Scalar
 from ...wrappers import Project
 from ..binding.model import Split, split, strong
 from ..binding.optimizer import Optimizer
-from ..residual_losses import linearized, residual_loss
-from ..training.loss import checked_loss
+from ..residual_losses import linearized
+from ..training.loss import checked_loss, residual_loss
 from .newton import MOST_PRODUCTS, is_minimum
 from .runs import send
 

@@ -21,7 +21,7 @@ from ...tree.paths import candidates
 from ...tree.types import PyTree, WhereLike
 from ..binding.model import split
 from ..binding.optimizer import Optimizer
-from ..programs.arguments import Flags
+from ..programs.arguments import Carried
 from ..programs.program import Program
 from ..reports.plots import draw_final_losses, draw_heat_map, draw_sweep_losses
 from ..training.options import BatchArgs
@@ -266,8 +266,10 @@ class _Runs:
 
             return jax.vmap(one)(inputs.varying)
 
-        flags: Flags = {"varying": True}
-        self._program = Program(sweep_step, lambda _: flags, donated=lambda _: flags)
+        def carried(inputs: SweepInputs, at: SweepInputs) -> Carried:
+            return dict.fromkeys(jax.tree.leaves(at.varying))
+
+        self._program = Program(sweep_step, carried, donated=carried)
 
     def train(
         self,

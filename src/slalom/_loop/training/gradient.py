@@ -24,11 +24,10 @@ from ...tree.types import PyTree, Scalar, Updates
 from ..binding.model import split
 from ..binding.optimizer import Optimizer
 from ..binding.stepping import advance, sampled_params
-from ..programs.arguments import as_function
-from ..residual_losses import AbstractCurvatureLoss, linearized, residual_loss
+from ..residual_losses import AbstractCurvatureLoss, linearized
 from .batch import Role
 from .batch_loss import BatchLoss
-from .loss import LossResult, check_call, checked_loss, checked_terms
+from .loss import LossResult, check_call, checked_loss, checked_terms, residual_loss
 from .options import Options
 
 
@@ -44,14 +43,14 @@ class TrainingInputs(NamedTuple):
     loss: PyTree
     """The loss as a tree."""
     model: PyTree
-    model_state: PyTree
-    """The state of the model at the start of a scan, if it has one."""
     opt: Optimizer
     sampled_loss_fn: Any
     """The option of `train_step` as a tree."""
-    scan: dict[str, Any] | None
-    """The options of a scan, `None` for a single step."""
     transform_grads: Callable[[Any], Any] | None
+    scan: dict[str, Any] | None = None
+    """The options of a scan, `None` for a single step."""
+    model_state: PyTree = None
+    """The state of the model at the start of a scan, if it has one."""
 
 
 def train_step(options: Options, inputs: TrainingInputs) -> tuple[list[Array], PyTree]:
@@ -62,15 +61,14 @@ def train_step(options: Options, inputs: TrainingInputs) -> tuple[list[Array], P
         transform_grads=inputs.transform_grads, sampled_loss_fn=inputs.sampled_loss_fn
     )
     model = at = split(inputs.model, opt.binding.trainable)
-    loss = loss_of(opt.transform, opt.state, Context(step=opt.count), model.params)
+    loss = loss_of(opt.transform, opt.state, Context(step=opt.arrays.count), model.params)
     options.check_loss(loss)
     if loss.askers("sampled parameters"):
         drawn = sampled_params(loss, model.params)
-        at = split(model.join(jax.tree.leaves(drawn)), opt.binding.trainable)
-    loss_fn = as_function(inputs.loss)
-    check_call(loss_fn, inputs.args, inputs.kwargs)
+        at = split(model.join(drawn), opt.binding.trainable)
+    check_call(inputs.loss, inputs.args, inputs.kwargs)
     batch_loss = BatchLoss(
-        loss_fn=loss_fn,
+        loss_fn=inputs.loss,
         options=options,
         model=at,
         args=inputs.args,
@@ -88,7 +86,7 @@ def train_step(options: Options, inputs: TrainingInputs) -> tuple[list[Array], P
 
     def ask_again(result: LossResult, **entries: Any) -> Loss:
         current_weight = result.weight if options.has_weight else weight
-        context = Context(step=opt.count, weight=current_weight, **entries)
+        context = Context(step=opt.arrays.count, weight=current_weight, **entries)
         return loss_of(opt.transform, opt.state, context, model.params)
 
     if loss.askers("combined terms"):
@@ -216,13 +214,11 @@ def _combined_gradient(
     part = part_with(terms=terms)
     weights, _ = part.module.weigh(part.context.terms, part.state, part.context)
     grads = gradient(weights)
-    leaves, structure = jax.tree.flatten(grads)
-    is_combined = [bool(jax.tree.leaves(x)) for x in structure.flatten_up_to(part.params)]
-    if not all(is_combined):
+    acts_on = jax.tree.map(lambda _, p: bool(jax.tree.leaves(p)), grads, part.params)
+    if not all(jax.tree.leaves(acts_on)):
         # The other parameters get the gradient of the loss itself.
-        rest = jax.tree.leaves(gradient(jnp.ones_like(weights)))
-        chosen = zip(is_combined, leaves, rest, strict=True)
-        grads = structure.unflatten([x if combined else y for combined, x, y in chosen])
+        rest = gradient(jnp.ones_like(weights))
+        grads = jax.tree.map(lambda acts, g, x: g if acts else x, acts_on, grads, rest)
     return Gradient(grads, grads, result, {"terms": terms})
 
 
@@ -239,7 +235,7 @@ def _sampled_gradient(
 ) -> tuple[Updates, Scalar]:
     """The gradient of the mean loss for labels that are drawn from a model, and their number."""
     options = batch_loss.options
-    sampled_loss_fn = as_function(options.sampled_loss_fn)
+    sampled_loss_fn: Any = options.sampled_loss_fn
 
     @functools.wraps(sampled_loss_fn)
     def loss_fn(*args: Any, **kwargs: Any) -> Any:

@@ -24,9 +24,10 @@ from ..programs.program import Program
 class _UpdateInputs(NamedTuple):
     """The inputs of an update's program."""
 
-    best: Any
-    """The `KeepBest` with plain arrays: without the rest of the model, which the program would
-    keep."""
+    best: tuple[list[Any], Any, Any]
+    """The arrays of the best model, its value and the number of stale updates."""
+    min_delta: float
+    minimize: bool
     new: list[Any]
     value: Any
 
@@ -129,38 +130,33 @@ class KeepBest(AbstractPrinted, Generic[Model]):
         """
         value = _checked_value(value)
         new = self._checked_arrays(model)
-        inputs = _UpdateInputs(self._with_arrays(self.arrays.arrays), new, value)
-        best = _program(inputs)[0].best
-        return best._with_arrays(Packed(best.arrays, self.arrays.rest))
-
-    def _with_arrays(self, arrays: Any) -> "KeepBest[Model]":
-        return eqx.tree_at(lambda best: best.arrays, self, arrays)
+        # Without the rest of the model, which the program would keep.
+        best = self.arrays.arrays, self.value, self.stale
+        inputs = _UpdateInputs(best, self.min_delta, self.minimize, new, value)
+        arrays, *rest = _program(inputs)[0].best
+        replaced = (Packed(arrays, self.arrays.rest), *rest)
+        return eqx.tree_at(lambda x: (x.arrays, x.value, x.stale), self, replaced)
 
     def _checked_arrays(self, model: Any) -> list[Any]:
         """The arrays of a model. Raises an error if it is not like the first one."""
         who = "KeepBest.update takes a model like the one that it was created with"
-        packed, paths = pack(model), leaf_paths(model)
+        packed = pack(model)
         if packed.rest[0] != self.arrays.rest[0]:
             names = ("this model", "the first one")
             raise ValueError(f"{who}: {first_difference(model, unpack(self.arrays), names)}.")
-        first, now = (
-            {i: (kind, x) for i, kind, x in trees.rest[1]} for trees in (self.arrays, packed)
-        )
-        for i in sorted(first.keys() | now.keys()):
-            was, new = first.get(i), now.get(i)
-            same = was and new and was[0] is new[0] and (was[1] is new[1] or was[1] == new[1])
-            if not same:
-                was, new = ("an array" if x is None else repr(x[1]) for x in (was, new))
+        leaves = map(jax.tree.leaves, (model, unpack(self.arrays)))
+        for path, x, y in zip(leaf_paths(model), *leaves, strict=True):
+            if tree.is_array(x) and tree.is_array(y):
+                # The dtypes of keys have no canonical form.
+                dtype = x.dtype if isinstance(x, jax.Array) else tree.canonical(x.dtype)
+                if np.shape(x) != np.shape(y) or dtype != y.dtype:
+                    raise ValueError(f"{who}, but '{path}' was {_kind(y)} and is now {_kind(x)}.")
+            elif type(x) is not type(y) or (x is not y and x != y):
+                was, now = ("an array" if tree.is_array(z) else repr(z) for z in (y, x))
                 raise ValueError(
-                    f"{who}, but '{paths[i]}' was {was} and is now {new}. Pass "
-                    "the model as it was, for example before `eqx.nn.inference_mode`."
+                    f"{who}, but '{path}' was {was} and is now {now}. Pass the model as it was, "
+                    "for example before `eqx.nn.inference_mode`."
                 )
-        paths = [path for i, path in enumerate(paths) if i not in now]
-        for path, x, y in zip(paths, packed.arrays, self.arrays.arrays, strict=True):
-            # The dtypes of keys have no canonical form.
-            dtype = x.dtype if isinstance(x, jax.Array) else tree.canonical(x.dtype)
-            if np.shape(x) != np.shape(y) or dtype != y.dtype:
-                raise ValueError(f"{who}, but '{path}' was {_kind(y)} and is now {_kind(x)}.")
         return packed.arrays
 
     def _code(self) -> Call:
@@ -173,20 +169,20 @@ class KeepBest(AbstractPrinted, Generic[Model]):
 
 
 def _update(inputs: _UpdateInputs) -> tuple[list[Any], None]:
-    best, old = inputs.best, inputs.best.arrays
-    value = jnp.asarray(inputs.value, best.value.dtype)
-    margin = jnp.asarray(best.min_delta, value.dtype)
-    lower = value < best.value - margin if best.minimize else value > best.value + margin
+    old, best, stale = inputs.best
+    value = jnp.asarray(inputs.value, best.dtype)
+    margin = jnp.asarray(inputs.min_delta, value.dtype)
+    lower = value < best - margin if inputs.minimize else value > best + margin
     is_better = jnp.isfinite(value) & lower
     pairs = zip(inputs.new, old, strict=True)
     new = [x.astype(y.dtype) if x.dtype != y.dtype else x for x, y in pairs]
     # A conditional leaves the model alone where a selection would read and write all of it.
     arrays = jax.lax.cond(is_better, lambda new, _: new, lambda _, old: old, to_device(new), old)
-    stale = jnp.where(is_better, 0, tree.increment(best.stale))
-    return [*arrays, jnp.where(is_better, value, best.value), stale], None
+    stale = jnp.where(is_better, 0, tree.increment(stale))
+    return [*arrays, jnp.where(is_better, value, best), stale], None
 
 
-_program = Program(_update, lambda _: {"best": True})
+_program = Program(_update, lambda inputs, at: dict.fromkeys(jax.tree.leaves(at.best)))
 
 
 def _kind(x: Any) -> str:

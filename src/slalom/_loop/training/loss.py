@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from ..._core.protocol.loss import Loss
 from ..._core.text.messages import where_raised
 from ...tree import accumulation_dtype, cast, is_array
 from ...tree.dtypes import canonical_float
 from ...tree.types import PyTree, Scalar
+from ..residual_losses import AbstractCurvatureLoss
 
 
 class LossResult(NamedTuple):
@@ -73,6 +75,31 @@ def _call_advice(names: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mappin
         return "Unpack the batch: `step(model, opt, *batch)`."
     others = [*names][1:]
     return f"Write `step({', '.join(['model', 'opt', *others])})`."
+
+
+def residual_loss(loss_fn: Callable[..., Any], loss: Loss) -> AbstractCurvatureLoss | None:
+    """The loss function, if a rule asks for its residuals; else `None`.
+
+    Raises an error for one that does not suit such a rule.
+    """
+    curved = loss_fn if isinstance(loss_fn, AbstractCurvatureLoss) else None
+    if curved is not None and curved.fixed_data is not None:
+        for name in ("value_fn", "grad_fn"):
+            if loss.askers(name):
+                raise TypeError(
+                    f"A transform of this optimizer needs '{name}', the loss at other parameters, "
+                    f"which {type(curved).__name__} does not know: {curved.fixed_data}. Use a "
+                    "rule without a line search, such as `sl.natural_gradient`."
+                )
+    if not loss.askers("residuals"):
+        return None
+    if curved is None:
+        raise TypeError(
+            "This optimizer needs 'residuals', which this loss does not know. Write the loss as a "
+            "function of one example, `sl.train_step(sl.LeastSquares(residual))`, or as an "
+            "`sl.OutputLoss`."
+        )
+    return curved
 
 
 def checked_loss(returned: Any, has_aux: bool = False, has_weight: bool = False) -> LossResult:

@@ -14,7 +14,6 @@ from ...tree import is_array
 from ...tree.packed import pack, unpack
 from ...tree.paths import dotted
 from ...tree.types import PyTree
-from ..programs.arguments import flagged
 from ..programs.compiled import carried
 from ..reports.describe import metrics
 from .batch import check_state, is_single_key
@@ -32,14 +31,13 @@ def scan_steps(options: Options, inputs: TrainingInputs) -> tuple[list[Array], P
     inputs = inputs._replace(scan=None, model_state=None)
     # The model's functions cannot be carried, so the leaves are.
     leaves, structure = jax.tree.flatten(inputs)
-    is_carried = flagged(inputs, carried(inputs))
+    positions = [*carried(inputs, structure.unflatten(range(len(leaves))))]
     arguments = {"args": inputs.args, "context": inputs.context, "kwargs": inputs.kwargs}
     rows, same, length = _per_step(arguments, scan["length"])
 
     def with_carried(new: list[Array]) -> TrainingInputs:
-        rest = iter(new)
-        filled = [next(rest) if c else x for x, c in zip(leaves, is_carried, strict=True)]
-        return structure.unflatten(filled)
+        filled = dict(enumerate(leaves)) | dict(zip(positions, new, strict=True))
+        return structure.unflatten(filled.values())
 
     def body(carry: tuple[list[Array], PyTree], row: PyTree) -> Any:
         before, model_state = carry
@@ -54,7 +52,7 @@ def scan_steps(options: Options, inputs: TrainingInputs) -> tuple[list[Array], P
         measured = (metrics(opt.transform, opt.state),) if scan["with_metrics"] else ()
         return (new, model_state), pack((returned, measured, _guarded(opt)))
 
-    first = [x for x, c in zip(leaves, is_carried, strict=True) if c]
+    first = [leaves[i] for i in positions]
     (new, model_state), packed = jax.lax.scan(
         body, (first, start), rows, length=length, unroll=scan["unroll"]
     )

@@ -15,7 +15,7 @@ from ..binding.model import Model
 from ..binding.optimizer import Optimizer
 from ..binding.stepping import FUNCTIONS, as_keywords, check_guards, check_one_run
 from ..programs.arguments import as_tree
-from ..programs.compiled import carried, homes
+from ..programs.compiled import carried, state
 from ..programs.interrupts import HeldSignals
 from ..programs.program import Program
 from .gradient import TrainingInputs, train_step
@@ -219,10 +219,8 @@ class TrainStep(Generic[P, R]):
             kwargs=kwargs,
             loss=self._loss,
             model=model,
-            model_state=None,
             opt=opt,
             sampled_loss_fn=self._sampled_loss_fn,
-            scan=None,
             transform_grads=self.options.transform_grads,
         )
 
@@ -280,11 +278,10 @@ def _no_optimizer(model: Any, opt: Any) -> str:
 @functools.cache
 def _program(body: Any, options: Options) -> Program[TrainingInputs, Any]:
     """The program of all steps or scans with these options."""
-    donated = {"all": carried, "opt": functools.partial(carried, model=False), False: None}
+    donated = {"all": carried, "opt": state, False: lambda inputs, at: {}}
     return Program(
         functools.update_wrapper(functools.partial(body, options), body),
         carried,
-        homes=homes,
         donated=donated[options.donate],
         watched="sl.train_step",
     )

@@ -161,6 +161,8 @@ def test_calls_of_functions():
         sl.train_step(total, optimizer=sl.adam(0.1))
     with refused(TypeError, "minimize() … 'steps'", "max_steps"):
         sl.minimize(total, sl.lbfgs(), params(), steps=10)
+    with refused(TypeError, "minimize() … 'args'", "`minimize(loss_fn, tx, model, *args, ...)`"):
+        sl.minimize(total, sl.lbfgs(), params(), args=(1.0,), max_steps=10)
     with refused(TypeError, "muon() … 'muon_weight_dimension_numbers'", "Write layout"):
         sl.muon(0.1, muon_weight_dimension_numbers=None)
     with refused(TypeError, "rebind() … got 2", "`opt, report = opt.rebind(model, tx=tx)`"):

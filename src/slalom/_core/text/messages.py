@@ -263,19 +263,22 @@ def check_keywords(function: Callable[..., Any], name: str, keywords: Iterable[s
     if names is None or names.issuperset(keywords):
         return
     unknown = next(keyword for keyword in keywords if keyword not in names)
-    parameters = inspect.signature(function).parameters
-    raise TypeError(
-        f"{name}() got an unexpected keyword '{unknown}'.{keyword_advice(unknown, parameters)}"
-    )
+    parameters = [*inspect.signature(function).parameters]
+    if unknown in parameters:  # it is `*args`
+        before = ", ".join(parameters[: parameters.index(unknown)])
+        advice = f" Write `{name}({before}, *{unknown}, ...)`."
+    else:
+        advice = keyword_advice(unknown, (x for x in parameters if x in names))
+    raise TypeError(f"{name}() got an unexpected keyword '{unknown}'.{advice}")
 
 
 @functools.cache
 def _keywords(function: Callable[..., Any]) -> frozenset[str] | None:
-    """The names of a function's parameters; `None` if it takes any keyword."""
-    parameters = inspect.signature(function).parameters
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+    """The keywords that a function takes; `None` if it takes any."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return None
-    return frozenset(parameters)
+    return frozenset(p.name for p in parameters if p.kind is not p.VAR_POSITIONAL)
 
 
 def advise_positions(advice: str, name: str | None = None) -> Callable[[_Advised], _Advised]:

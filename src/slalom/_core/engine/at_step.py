@@ -1,8 +1,10 @@
-"""A rule at one step, and the fields of its state, as phases see them."""
+"""A rule at one step, and its inputs and the fields of its state at a leaf."""
 
 from collections.abc import Iterable
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+from ...tree.dtypes import is_key
 
 _Rule = TypeVar("_Rule")
 
@@ -26,6 +28,26 @@ def at_step(rule: _Rule, numbers: dict[str, Any]) -> _Rule:
 def numbers_at(rule: object) -> dict[str, Any]:
     """The numbers of a rule at a step, by name."""
     return vars(rule)[STEP]
+
+
+def is_number(x: Any) -> bool:
+    """Whether this is a number, not a PRNG key or a flag."""
+    return x is not None and x.dtype != bool and not is_key(x)
+
+
+class LeafInputs(NamedTuple):
+    """The inputs of a rule at a leaf, or with a leading axis at each matrix of a leaf."""
+
+    u: Any
+    """The update that comes in."""
+    numbers: dict[str, Any]
+    """The numbers of this step."""
+    others: dict[str, Any]
+    """The parameter as `"p"` and the gradient of the loss as `"grad"`, if the rule needs them."""
+    fields: dict[str, Any]
+    """The fields of the state."""
+    seeds: dict[str, Any]
+    """The seeds of the random bits of encoded fields."""
 
 
 class Fields(SimpleNamespace):

@@ -4,7 +4,6 @@ Large matrices are processed one after the other, which needs the scratch memory
 of equal shape are stacked, since one alone does not keep a processor busy.
 """
 
-import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ from ...tree.types import Params
 from ...where.layout import Layout, Matrix, layouts
 from ..state.marks import params_like_fields
 from ..text.printing import public_name
-from .at_step import Fields, at_step, numbers_at
+from .at_step import LeafInputs
 
 _SMALL = 2**16
 _SMALL_ON_ACCELERATORS = 2**20
@@ -213,104 +212,48 @@ def on_automatic_axes(function: Callable[..., Any], like: PyTree, *args: PyTree)
     return jax.sharding.auto_axes(run, out_sharding=shardings)(arrays)
 
 
-# --- the phases of a rule, at an array of matrices --------------------------------------------
+# --- a leaf as a stack of its matrices ---------------------------------------------------------
 
 
-class Seen(NamedTuple):
-    """The inputs of `refresh` at a leaf. For a rule over matrices, all have a leading axis of
-    matrices."""
+def stacked(inputs: LeafInputs, matrix: Matrix, state: PyTree) -> LeafInputs:
+    """The inputs of a rule at each matrix of a leaf, along a leading axis.
 
-    g: Array
-    fields: dict[str, Any]
-    numbers: dict[str, Any]
-    """The attributes of the rule at this leaf that differ from other leaves."""
+    Fields of the state that are not shaped like the parameters have this axis already.
+    """
+    like_params = params_like_fields(state)
 
+    def number(x: Array) -> Array:
+        if is_key(x):
+            return jax.vmap(jax.random.fold_in, (None, 0))(x, jnp.arange(matrix.batch))
+        return jnp.full(matrix.batch, x)
 
-class OneByOne:
-    """Runs the phases of a rule for matrices at each matrix of a leaf."""
-
-    def __init__(self, rule: Any, state: PyTree):
-        self.rule = rule
-        self.matrix: Matrix = rule.plan
-        self.like_params = params_like_fields(state)
-        """The fields that are read as matrices. Others have a leading axis of matrices."""
-        self.attributes: dict[str, Any] = {}
-        """The arrays that `advance` passes to `direction`, with an axis of matrices."""
-
-    def read(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Arrays of a leaf with a leading axis of matrices."""
-        return {
-            name: self.matrix.read(x) if name in self.like_params and x is not None else x
-            for name, x in fields.items()
-        }
-
-    def written(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Undoes `read`."""
-        return {n: self.matrix.write(x) if n in self.like_params else x for n, x in fields.items()}
-
-    def seen(self, g: Array, fields: dict[str, Any]) -> "Seen":
-        """The inputs of `refresh`, with a leading axis of matrices."""
-        arrays, numbers = self._numbers()
-        alike = {name: jnp.full(self.matrix.batch, x) for name, x in numbers.items()}
-        return Seen(self.matrix.read(g), self.read(fields), arrays | alike)
-
-    def advance(self, g: Array, leaf: Fields) -> None:
-        """See `AbstractRule.advance`."""
-        if g.size == 0:
-            return
-
-        def one(rule: Any, g: Array, leaf: Fields) -> tuple[dict[str, Any], dict[str, Any]]:
-            numbers, fields = dict(numbers_at(rule)), dict(vars(leaf))
-            rule.advance(g, leaf)
-            return _changes(numbers, numbers_at(rule)), _changes(fields, vars(leaf))
-
-        self.attributes, new = self._each(one, g, leaf)
-        for name, x in self.written(new).items():
-            setattr(leaf, name, x)
-
-    def summed(self, phase: str, g: Array, leaf: Fields) -> dict[str, Any]:
-        """As `AbstractRule.measure` or `reduce`: the sums over the matrices of a leaf."""
-        sums = self._each(lambda rule, g, leaf: getattr(rule, phase)(g, leaf), g, leaf)
-        return {
-            # The norm is that of all matrices of the leaf.
-            name: x if isinstance(x, tree.NormOf) else jnp.sum(x, axis=0)
-            for name, x in sums.items()
-        }
-
-    measure = functools.partialmethod(summed, "measure")
-    reduce = functools.partialmethod(summed, "reduce")
-
-    def direction(self, g: Array, leaf: Fields) -> Array:
-        """See `AbstractRule.direction`."""
-        if g.size == 0:
-            return g
-        return self.matrix.write(self._each(lambda rule, g, leaf: rule.direction(g, leaf), g, leaf))
-
-    def _each(self, phase: Callable[[Any, Array, Fields], Any], g: Array, leaf: Fields) -> PyTree:
-        """`phase(rule, g, leaf)` at each matrix."""
-        arrays, numbers = self._numbers()
-
-        def one(arrays: dict[str, Any], g: Array, fields: dict[str, Any]) -> PyTree:
-            return phase(at_step(self.rule, numbers | arrays), g, Fields(**fields))
-
-        # Also for one matrix: without its axis, XLA keeps copies of the gradients.
-        return jax.vmap(one)(arrays | self.attributes, self.matrix.read(g), self.read(vars(leaf)))
-
-    def _numbers(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The attributes of the rule at this step that differ between matrices, and the others."""
-        numbers = {n: x for n, x in numbers_at(self.rule).items() if n != "plan"}
-        each = jax.vmap(jax.random.fold_in, (None, 0))
-        arrays = {
-            n: each(x, jnp.arange(self.matrix.batch)) for n, x in numbers.items() if is_key(x)
-        }
-        for name in ("p", "grad"):
-            if numbers.get(name) is not None:
-                arrays[name] = self.matrix.read(numbers[name])
-        return arrays, {n: x for n, x in numbers.items() if n not in arrays}
+    return LeafInputs(
+        u=matrix.read(inputs.u),
+        numbers={name: number(x) for name, x in inputs.numbers.items()},
+        others={name: matrix.read(x) for name, x in inputs.others.items()},
+        fields={
+            name: matrix.read(x) if name in like_params and x is not None else x
+            for name, x in inputs.fields.items()
+        },
+        seeds={},
+    )
 
 
-def _changes(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    return {name: x for name, x in new.items() if name not in old or x is not old[name]}
+def unstacked(fields: dict[str, Any], matrix: Matrix, state: PyTree) -> dict[str, Any]:
+    """New fields at each matrix as fields of the leaf."""
+    like_params = params_like_fields(state)
+    return {name: matrix.write(x) if name in like_params else x for name, x in fields.items()}
+
+
+def at_each_matrix(
+    function: Callable[[LeafInputs], Any], inputs: LeafInputs, matrix: Matrix, state: PyTree
+) -> Any:
+    """The results of a function of the inputs at each matrix of a leaf."""
+    # Only keys differ between matrices. A conditional on a number must not become a selection.
+    keys = {name: x for name, x in inputs.numbers.items() if is_key(x)}
+    stack = stacked(inputs._replace(numbers=keys), matrix, state)
+    # Also for one matrix: without its axis, XLA keeps copies of the gradients.
+    return jax.vmap(lambda at: function(at._replace(numbers=inputs.numbers | at.numbers)))(stack)
 
 
 def of_matrices(function: Callable[..., Any], stack: PyTree) -> PyTree:
@@ -327,8 +270,3 @@ def of_matrices(function: Callable[..., Any], stack: PyTree) -> PyTree:
         return jax.tree.map(lambda x: x[None], result)
     small = is_small(max(math.prod(x.shape[1:]) for x in arrays))
     return jax.vmap(function)(stack) if small else jax.lax.map(function, stack)
-
-
-def is_number(x: Any) -> bool:
-    """Whether this is a number, not a PRNG key or a flag."""
-    return x is not None and x.dtype != bool and not is_key(x)

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -14,20 +14,20 @@ from ... import tree
 from ...tree.dtypes import accumulation_dtype, cast, in_precision_of, is_key, real_dtype
 from ...tree.types import Scalar
 from ..protocol.parts import Part
-from .at_step import Fields, at_step, numbers_at
+from .at_step import Fields, LeafInputs, at_step, is_number, numbers_at
 from .matrices import (
-    OneByOne,
-    Seen,
     StackGroup,
-    is_number,
+    at_each_matrix,
     is_small,
     joined,
     of_matrices,
     stack_groups,
+    stacked,
+    unstacked,
 )
 
-Store: TypeAlias = Callable[[str, Any], Any]
-"""Stores a new value of a field, and returns it as later phases see it."""
+Store: TypeAlias = Callable[[str, Any], tuple[Any, Any]]
+"""The new value of a field as it is stored, and as later phases see it."""
 LeafSums: TypeAlias = dict[str, Any]
 """The result of `measure` or `reduce` at a leaf: sums, and sums of squares, by name."""
 Again: TypeAlias = Callable[[Sequence[dict[str, Any]]], Sequence[LeafSums]]
@@ -76,89 +76,95 @@ class Sums:
         return again
 
 
-class LeafInputs(NamedTuple):
-    """The inputs of a rule at a leaf, in the dtypes that they have."""
+def in_one_precision(inputs: LeafInputs) -> tuple[LeafInputs, np.dtype]:
+    """The inputs in the accumulation dtype of the leaf, and this dtype."""
+    arrays = [inputs.u, *inputs.others.values(), *inputs.fields.values()]
+    dtype = accumulation_dtype(*(x.dtype for x in arrays if isinstance(x, jax.Array | np.ndarray)))
+    real = real_dtype(dtype)
+    numbers = {n: cast(x, real) if is_number(x) else x for n, x in inputs.numbers.items()}
+    u, others, fields = _wide((inputs.u, inputs.others, inputs.fields), dtype)
+    return LeafInputs(u, numbers, others, fields, seeds={}), dtype
 
-    u: Any
-    """The update that comes in."""
-    numbers: dict[str, Any]
-    """The numbers of this step."""
-    others: dict[str, Any]
-    """The parameter as `"p"` and the gradient of the loss as `"grad"`, if the rule needs them."""
-    fields: dict[str, Any]
-    """The fields of the state."""
-    seeds: dict[str, Any]
-    """The seeds of the random bits of encoded fields."""
+
+def _wide(tree: PyTree, dtype: np.dtype) -> PyTree:
+    return jax.tree.map(lambda x: in_precision_of(x, dtype), tree)
 
 
 @contextlib.contextmanager
 def at_leaf(
     part: Part, plan: object, inputs: LeafInputs
-) -> Iterator[tuple[Any, Array, Fields, Callable[[PyTree], PyTree]]]:
-    """The rule, the gradient and the fields as phases see them, in one precision, and a function
-    that brings other arrays to it."""
-    u, numbers, others, fields, _ = inputs
-    shaped = [x for x in fields.values() if isinstance(x, jax.Array | np.ndarray)]
-    dtype = accumulation_dtype(*(x.dtype for x in (u, *others.values(), *shaped)))
-    real = real_dtype(dtype)
-    numbers = {n: cast(x, real) if is_number(x) else x for n, x in numbers.items()}
-
-    def wide(x: PyTree) -> PyTree:
-        return jax.tree.map(lambda x: in_precision_of(x, dtype), x)
-
-    u, others, fields = wide((u, others, fields))
-    rule = at_step(part.module, {**numbers, **others, "plan": plan})
+) -> Iterator[tuple[Any, Array, Fields, np.dtype]]:
+    """The rule, the gradient and the fields as phases see them, in one precision, and its dtype."""
+    wide, dtype = in_one_precision(inputs)
+    rule = at_step(part.module, {**wide.numbers, **wide.others, "plan": plan})
     # Under strict promotion, which users may choose, real times complex would be refused.
-    promoting = contextlib.nullcontext() if dtype == real else jax.numpy_dtype_promotion("standard")
+    is_real = dtype == real_dtype(dtype)
+    promoting = contextlib.nullcontext() if is_real else jax.numpy_dtype_promotion("standard")
     with part.scope(), promoting:
-        yield rule, u, Fields(**fields), wide
+        yield rule, wide.u, Fields(**wide.fields), dtype
 
 
 def phases(
-    part: Part, does: tuple[str, ...], plan: object, inputs: LeafInputs, store: Store
-) -> Any:
-    """Advances the state of a leaf and stores it, or returns the update, or does both.
+    part: Part, does: tuple[str, ...], plan: Any, inputs: LeafInputs, store: Store
+) -> tuple[Any, dict[str, Any]]:
+    """The update of a leaf, if it is asked for its direction, and its new fields if it advances.
 
     **Arguments:**
 
     - `part`: the rule, and what it sees.
     - `does`: the phases, `"advance"`, `"direction"` or both.
     - `plan`, `inputs`: as the leaf has them.
-    - `store`: stores a field by its name.
+    - `store`: stores a field.
     """
     last = part.module.written_last
-    with at_leaf(part, plan, inputs) as (rule, g, leaf, wide):
-        rule = _over_matrices(part, rule)
-        if "advance" in does:
-            old = dict(vars(leaf))
-            rule.advance(g, leaf)
-            new = {n: x for n, x in vars(leaf).items() if x is not old[n]}
-            first = [x for n, x in new.items() if n not in last]
-            for name, x in new.items():
-                value = _written_after(first, x) if name in last else x
-                setattr(leaf, name, wide(store(name, value)))
-        return rule.direction(g, leaf) if "direction" in does else None
+
+    def at_one(inputs: LeafInputs) -> tuple[Any, dict[str, Any]]:
+        with at_leaf(part, plan, inputs) as (rule, g, leaf, dtype):
+            stored = {}
+            if "advance" in does:
+                old = dict(vars(leaf))
+                rule.advance(g, leaf)
+                new = {n: x for n, x in vars(leaf).items() if x is not old[n]}
+                first = [x for n, x in new.items() if n not in last]
+                for name, x in new.items():
+                    value = _written_after(first, x) if name in last else x
+                    stored[name], seen = store(name, value)
+                    setattr(leaf, name, _wide(seen, dtype))
+            return rule.direction(g, leaf) if "direction" in does else None, stored
+
+    if part.module.over != "matrix":
+        return at_one(inputs)
+    if inputs.u.size == 0:
+        return tree.widened(inputs.u), {}
+    update, stored = at_each_matrix(at_one, inputs, plan, part.state)
+    update = None if update is None else plan.write(update)
+    return update, unstacked(stored, plan, part.state)
 
 
-def seen_by_refresh(part: Part, plan: object, inputs: LeafInputs) -> Seen:
-    """The inputs of `refresh` at a leaf."""
-    with at_leaf(part, plan, inputs) as (rule, g, leaf, _):
-        if part.module.over == "matrix":
-            return OneByOne(rule, part.state).seen(g, vars(leaf))
-        seen = {n: x for n, x in numbers_at(rule).items() if n != "plan"}
-        return Seen(g, vars(leaf), seen)
+def seen_by_refresh(part: Part, plan: Any, inputs: LeafInputs) -> LeafInputs:
+    """The inputs of `refresh` at a leaf. Those of a rule over matrices have a leading axis."""
+    seen, _ = in_one_precision(inputs)
+    return stacked(seen, plan, part.state) if part.module.over == "matrix" else seen
 
 
 def measured(
-    part: Part, phase: str, plan: object, inputs: LeafInputs, factors: dict[str, Any]
+    part: Part, phase: str, plan: Any, inputs: LeafInputs, factors: dict[str, Any]
 ) -> LeafSums:
     """The result of `measure` or `reduce` at a leaf, with sums of squares in place of norms."""
-    with at_leaf(part, plan, inputs) as (rule, g, leaf, _):
-        sums = getattr(_over_matrices(part, rule), phase)(g, leaf)
-        return {
-            name: x.squared(factors.get(name)) if isinstance(x, tree.NormOf) else x
-            for name, x in sums.items()
-        }
+
+    def at_one(inputs: LeafInputs) -> LeafSums:
+        with at_leaf(part, plan, inputs) as (rule, g, leaf, _):
+            return getattr(rule, phase)(g, leaf)
+
+    def total(name: str, x: Any) -> Any:
+        if isinstance(x, tree.NormOf):  # of all matrices of the leaf
+            return x.squared(factors.get(name))
+        return jnp.sum(x, axis=0) if over_matrices else x
+
+    over_matrices = part.module.over == "matrix"
+    sums = at_each_matrix(at_one, inputs, plan, part.state) if over_matrices else at_one(inputs)
+    with part.scope():
+        return {name: total(name, x) for name, x in sums.items()}
 
 
 def finish(rule: Any, part: Part, sums: Sequence[LeafSums], again: Again, state: Fields) -> None:
@@ -191,11 +197,6 @@ def _is_float(x: object) -> bool:
     return isinstance(x, jax.Array | np.ndarray) and jnp.issubdtype(x.dtype, jnp.floating)
 
 
-def _over_matrices(part: Part, rule: Any) -> Any:
-    """The rule with phases that see a whole leaf."""
-    return OneByOne(rule, part.state) if rule.over == "matrix" else rule
-
-
 def _written_after(others: list[Array], x: Array) -> Array:
     """`x`, written after others.
 
@@ -211,7 +212,7 @@ def _written_after(others: list[Array], x: Array) -> Array:
 
 # --- the refresh ------------------------------------------------------------------------------
 
-See: TypeAlias = Callable[[int, dict[str, Any]], Seen]
+See: TypeAlias = Callable[[int, dict[str, Any]], LeafInputs]
 """Gathers the inputs of `refresh` for the leaf at this position, whose state has these fields."""
 
 
@@ -239,11 +240,12 @@ def refreshed(
     due = numbers["due"]
     common = {name: x for name, x in numbers.items() if not differs_between_leaves(x)}
 
-    def at_leaf(common: dict[str, Any], plan: object, seen: Seen) -> dict[str, Any]:
-        dtype = tree.real_dtype(seen.g.dtype)
+    def at_leaf(common: dict[str, Any], plan: object, seen: LeafInputs) -> dict[str, Any]:
+        dtype = tree.real_dtype(seen.u.dtype)
         numbers = {name: cast(x, dtype) if is_number(x) else x for name, x in common.items()}
         leaf = Fields(**seen.fields)
-        at_step(rule, {**numbers, **seen.numbers, "plan": plan}).refresh(seen.g, leaf)
+        numbers = {**numbers, **seen.numbers, **seen.others, "plan": plan}
+        at_step(rule, numbers).refresh(seen.u, leaf)
         new = {name: getattr(leaf, name) for name in rule.refreshes}
         if due.ndim == 0:
             return new
@@ -256,7 +258,7 @@ def refreshed(
 
         def store(i: int, new: dict[str, Any], in_turn: bool) -> dict[str, Any]:
             if rule.over == "matrix":
-                new = OneByOne(at_step(rule, {"plan": plans[i]}), part.state).written(new)
+                new = unstacked(new, plans[i], part.state)
             new = tree.cast_like(new, kept[i])
             return new if in_turn else _in_place_of(kept[i], new)
 
@@ -297,7 +299,7 @@ def _check_refresh(rule: Any, fields: dict[str, Any], numbers: dict[str, Any]) -
 
 
 def _in_batches(
-    function: Callable[[dict[str, Any], Any, Seen], Any],
+    function: Callable[[dict[str, Any], Any, LeafInputs], Any],
     common: dict[str, Any],
     see: See,
     store: Callable[[int, Any, bool], Any],
@@ -316,8 +318,9 @@ def _in_batches(
         first = group.members[0]
         stack = joined([see(i, of_leaves[i]) for i in group.members])
         # The fields are left out, since they would be copied.
-        now, g, numbers = tree.after((common, stack.g, stack.numbers), done)
-        stack = stack._replace(g=g, numbers=numbers)
+        later = (common, stack.u, stack.numbers, stack.others)
+        now, u, numbers, others = tree.after(later, done)
+        stack = stack._replace(u=u, numbers=numbers, others=others)
         # Under strict promotion, real times complex would be refused.
         with jax.numpy_dtype_promotion("standard"):
             at_leaf = functools.partial(function, now, plans[first])

@@ -26,7 +26,7 @@ from ...tree.types import Step, under_jit
 from ..protocol.parts import Part
 from ..protocol.writer import ADD, Writer
 from ..state.marks import PARAM_LIKE, PER_PARAM, SPREAD, children_by_name, marks, with_fields
-from .at_step import Fields, at_step, numbers_at
+from .at_step import Fields, LeafInputs, at_step, is_number, numbers_at
 from .encoded import (
     as_if_decoded,
     blockwise,
@@ -38,9 +38,8 @@ from .encoded import (
     signal_of,
     stored_like,
 )
-from .matrices import Seen, is_number, matrices
+from .matrices import matrices
 from .phases import (
-    LeafInputs,
     LeafSums,
     differs_between_leaves,
     finish,
@@ -169,16 +168,15 @@ def _at_leaf(
     param = decoded_leaf(p, like)
     new: list[dict[str, Any]] = []
     for (k, plan), at in zip(plans, inputs, strict=True):
-        new.append(dict(at.fields))
 
-        def store(name: str, value: PyTree, at: LeafInputs = at) -> PyTree:
-            new[-1][name], seen = stored_like(at.fields[name], value, at.seeds.get(name))
-            return seen
+        def store(name: str, value: PyTree, at: LeafInputs = at) -> tuple[Any, Any]:
+            return stored_like(at.fields[name], value, at.seeds.get(name))
 
         others = {name: param if name == "p" else x for name, x in at.others.items()}
         fields = {name: decoded_leaf(x, like, signal) for name, x in at.fields.items()}
         here = at._replace(u=update, others=others, fields=fields)
-        update = phases(runs[k].part, does, plan, here, store)
+        update, stored = phases(runs[k].part, does, plan, here, store)
+        new.append(at.fields | stored)
     if "add" in does:
         update = stored_like(p, tree.add(param, update))[0]
     return update, new if "advance" in does else []
@@ -321,7 +319,7 @@ class _RuleStep:
         if not at:
             return []
 
-        def see(k: int, fields: dict[str, Any]) -> Seen:
+        def see(k: int, fields: dict[str, Any]) -> LeafInputs:
             i, n = at[k]
             inputs = decoded(self.inputs_of(n, leaves[i], params[i]))
             numbers = {

@@ -138,8 +138,8 @@ MUTATIONS = {
     ),
     "Polyak's step size sees the loss that is maximized": Mutation(
         "wrappers/gradients/loss.py",
-        "value=None if value is None else -value",
-        "value=value",
+        "value=_negative, grad=_negative",
+        "grad=_negative",
         "wrappers/gradients/test_directions.py",
     ),
     "ReLoBRaLo looks back at its first weights too soon": Mutation(

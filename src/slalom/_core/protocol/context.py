@@ -117,6 +117,18 @@ class Context(eqx.Module):
         """
         return dataclasses.replace(self, **changes)
 
+    def mapped(self, **functions: Callable[[Any], Any]) -> "Context":
+        """This context with functions of some of its entries in their place.
+
+        **Arguments:**
+
+        - `functions`: a function of each entry, by name. It is not called if there is none.
+        """
+        entries = {name: getattr(self, name) for name in functions}
+        return self.replace(
+            **{name: functions[name](x) for name, x in entries.items() if x is not None}
+        )
+
     def constrained(self, params: Params) -> Params:
         """Parameters projected onto the set of the `.project` around this, if there is one."""
         return params if self.constrain is None else self.constrain(params)
@@ -131,25 +143,26 @@ class Context(eqx.Module):
         - `inward`: from a tree like the parameters to the form that the transform sees.
         - `outward`: from parameters in that form to the parameters.
         """
-        value_fn, grad_fn, sampled = self.value_fn, self.grad_fn, self.sampled_grad_fn
-        residuals, constrain = self.residuals, self.constrain
 
-        def sampled_inside(params: PyTree, key: Array) -> tuple[Any, Any]:
-            assert sampled is not None
-            grad, terms = sampled(outward(params), key)
-            return inward(grad), terms
+        def inside(function: Callable[[Params], Params]) -> Callable[[PyTree], PyTree]:
+            return lambda params: inward(function(outward(params)))
 
-        return dataclasses.replace(
-            self,
-            per_param=self.per_param and {k: inward(v) for k, v in self.per_param.items()},
-            grad=None if self.grad is None else inward(self.grad),
-            bounds=self.bounds and (inward(self.bounds[0]), inward(self.bounds[1])),
-            constrain=None if constrain is None else lambda x: inward(constrain(outward(x))),
-            value_fn=None if value_fn is None else lambda params: value_fn(outward(params)),
-            grad_fn=None if grad_fn is None else lambda params: inward(grad_fn(outward(params))),
-            sampled_grad_fn=None if sampled is None else sampled_inside,
-            residuals=None if residuals is None else residuals.of(outward),
-            shardings=(),
+        def sampled_inside(function: Callable[[Params, Array], Any]) -> Callable[..., Any]:
+            def sampled(params: PyTree, key: Array) -> tuple[Any, Any]:
+                grad, terms = function(outward(params), key)
+                return inward(grad), terms
+
+            return sampled
+
+        return self.replace(shardings=()).mapped(
+            per_param=lambda trees: {name: inward(tree) for name, tree in trees.items()},
+            grad=inward,
+            bounds=lambda ends: (inward(ends[0]), inward(ends[1])),
+            constrain=inside,
+            value_fn=lambda value_fn: lambda params: value_fn(outward(params)),
+            grad_fn=inside,
+            sampled_grad_fn=sampled_inside,
+            residuals=lambda residuals: residuals.of(outward),
         )
 
     def cut(self, keep: tuple[bool, ...], params: Params) -> "Context":

@@ -1,5 +1,6 @@
 """The loss, negated or scaled."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -48,14 +49,11 @@ class Maximize(AbstractStatelessWrapper):
     passes_gradients: ClassVar[bool] = True
 
     def inner_context(self, here: Part) -> Context:
-        value, grad, value_fn, grad_fn = (
-            getattr(here.context, name) for name in ("value", "grad", "value_fn", "grad_fn")
-        )
-        return here.context.replace(
-            value=None if value is None else -value,
-            grad=None if grad is None else _negative(grad),
-            value_fn=None if value_fn is None else lambda params: -value_fn(params),
-            grad_fn=None if grad_fn is None else lambda params: _negative(grad_fn(params)),
+        def negated(function: Callable[[Params], Any]) -> Callable[[Params], Any]:
+            return lambda params: _negative(function(params))
+
+        return here.context.mapped(
+            value=_negative, grad=_negative, value_fn=negated, grad_fn=negated
         )
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, Any]:
@@ -171,9 +169,7 @@ class ScaleLoss(AbstractPacedWrapper[ScaleLossState]):
 
         def step(inner_state: PyTree) -> tuple[Any, Any]:
             # In here, because the operands of a conditional are written to memory.
-            context = part.context
-            if context.grad is not None:
-                context = context.replace(grad=tree.scale(context.grad, inverse))
+            context = part.context.mapped(grad=lambda grad: tree.scale(grad, inverse))
             inner = part._replace(state=inner_state, context=context)
             return inner.run(write, scaled(updates, inverse))
 

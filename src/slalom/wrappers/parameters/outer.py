@@ -20,7 +20,7 @@ from ...tree.paths import leaf_paths
 from ...tree.types import Gradients, Hyperparameter, Params
 from .project import refuse_projected
 from .schedule_free import ScheduleFree
-from .write import Write, refuse_written
+from .write import refuse_written
 
 
 class OuterState(eqx.Module):
@@ -81,12 +81,12 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
     def __check_init__(self):
         require_transform("Outer.optimizer", self.optimizer)
         for part in parts(self.optimizer):
-            if isinstance(part.module, AbstractParameterWriter | Write):
+            if isinstance(part.module, AbstractParameterWriter):
                 raise ValueError(
                     f"Outer.optimizer contains '{part.name}', which writes parameters itself. "
                     f"Write `tx.outer(...).{segments(part.module)[0]}(...)`."
                 )
-        refuse_written(self, ".outer(...)")
+        refuse_written(self.inner, ".outer(...)")
         averages = _is_lookahead(self.optimizer)
         call = ".lookahead(...)" if averages else ".outer(...)"
         refuse_projected(self.inner, call, averages=averages)

@@ -197,15 +197,15 @@ class Write(AbstractKeyed, AbstractWrapper[WriteState], AbstractParameterWriter[
         return self._write(state, params, Context(step=0)).full(params)
 
 
-def refuse_written(outer: AbstractTransform, call: str) -> None:
-    """Raises an error for a transform that writes parameters in place of a policy inside it.
+def refuse_written(inner: AbstractTransform, call: str) -> None:
+    """Raises an error for a wrapper that writes parameters in place of a policy inside it.
 
     **Arguments:**
 
-    - `outer`: the transform.
-    - `call`: the call that makes it, such as `".project(...)"`.
+    - `inner`: the transform inside the wrapper.
+    - `call`: the call that makes the wrapper, such as `".project(...)"`.
     """
-    for part in transforms(outer):
+    for part in transforms(inner):
         if isinstance(part.module, Write):
             write = f".write({part.module.policy!r})"
             raise ValueError(
@@ -223,12 +223,9 @@ def _with_rounded_loss(context: Context, params: Params | None) -> Context:
     """The context with a loss of full parameters, evaluated at the rounded ones of the model."""
 
     def of_full(function: Any) -> Any:
-        if function is None:
-            return None
         return lambda full, *key: function(tree.cast_like(full, params), *key)
 
-    names = ("value_fn", "grad_fn", "sampled_grad_fn")
-    return context.replace(**{name: of_full(getattr(context, name)) for name in names})
+    return context.mapped(value_fn=of_full, grad_fn=of_full, sampled_grad_fn=of_full)
 
 
 def _seeds(numbers: list[Any], paths: list[str]) -> list[Seeds]:

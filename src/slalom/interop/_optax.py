@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from ..tree.types import captured
+
 if TYPE_CHECKING:
     from optax import (
         GradientTransformation as GradientTransformation,
@@ -97,11 +99,4 @@ def _cells(function: Function) -> dict[str, Any]:
         return _cells(function.func) | {str(name): x for name, x in bound.items()}
     if inspect.ismethod(function):
         return vars(function.__self__) if hasattr(function.__self__, "__dict__") else {}
-    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
-    variables = {}
-    for name, cell in zip(names, getattr(function, "__closure__", None) or (), strict=True):
-        try:
-            variables[name] = cell.cell_contents
-        except ValueError:
-            continue  # it is not defined yet
-    return variables
+    return captured(function)

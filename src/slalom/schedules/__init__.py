@@ -12,7 +12,6 @@ from .._core.fields.schedule import (
     AbstractSchedule as AbstractSchedule,
     AbstractStatefulSchedule as AbstractStatefulSchedule,
     FunctionSchedule as FunctionSchedule,
-    ModuleSchedule as ModuleSchedule,
 )
 from .averages import power_average as power_average
 from .basic import (

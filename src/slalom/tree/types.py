@@ -1,5 +1,6 @@
 """Types used throughout the library."""
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -56,6 +57,16 @@ else:
         """Whether `x` is meant to be called. The `__call__` of a transform or an optimizer only
         raises an error with advice."""
         return callable(x) and not getattr(type(x), "_refuses_calls", False)
+
+
+def captured(function: Any) -> dict[str, Any]:
+    """The variables of a closure by name. In a recursive function, some may have no value yet."""
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    variables = {}
+    for name, cell in zip(names, getattr(function, "__closure__", None) or (), strict=True):
+        with contextlib.suppress(ValueError):
+            variables[name] = cell.cell_contents
+    return variables
 
 
 def is_state_index(x: Any) -> bool:

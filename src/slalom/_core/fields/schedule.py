@@ -14,11 +14,12 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ...tree.dtypes import as_float
-from ...tree.types import PyTree, Scalar, Step, Tracer
+from ...tree.types import PyTree, Scalar, Step, Tracer, captured
 from ..protocol.context import Context
 from ..protocol.parts import CHECK, AbstractDeclared
 from ..text.figures import make_figure
 from ..text.messages import NEEDS_A_VALUE, advise_positions, library, uncalled
+from ..text.printing import as_module
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -231,37 +232,22 @@ class AbstractStatefulSchedule(AbstractDeclared):
 
 
 class FunctionSchedule(AbstractSchedule):
-    """A plain function of the step as a schedule. Hyperparameters wrap functions automatically.
+    """A function or callable module of the step as a schedule. Hyperparameters wrap functions
+    automatically.
 
     **Arguments:**
 
-    - `function`: from a traced int32 scalar to one number.
+    - `function`: from a traced int32 scalar to one number. The arrays of a callable module remain
+        leaves.
     """
 
-    function: Callable[[Any], Any] = eqx.field(static=True)
+    function: Callable[[Any], Any] = eqx.field(converter=as_module)
 
     def __call__(self, step: Step) -> Scalar:
         return as_float(call_schedule(self, self.function, jnp.asarray(step, jnp.int32)))
 
     def _code(self) -> object:
         return self.function
-
-
-class ModuleSchedule(AbstractSchedule):
-    """A callable module as a schedule. Its arrays remain leaves.
-
-    **Arguments:**
-
-    - `module`: from a traced int32 scalar to one number.
-    """
-
-    module: PyTree
-
-    def __call__(self, step: Step) -> Scalar:
-        return as_float(call_schedule(self, self.module, jnp.asarray(step, jnp.int32)))
-
-    def _code(self) -> object:
-        return self.module
 
 
 def as_schedule(function: Callable[..., Any]) -> AbstractSchedule:
@@ -276,9 +262,8 @@ def as_schedule(function: Callable[..., Any]) -> AbstractSchedule:
             "`opt = sl.Optimizer(sl.adam(1e-3), model)`."
         )
     _check_takes_step(function)
-    if not jax.tree_util.all_leaves([function]):
-        return ModuleSchedule(function)
-    if any(isinstance(x, Tracer) for x in _captured(function)):
+    is_plain = jax.tree_util.all_leaves([function])
+    if is_plain and any(isinstance(x, Tracer) for x in _captured(function)):
         raise TypeError(
             f"The schedule {function!r} closes over a traced value, which would outlive its trace. "
             "Write it as arithmetic, `lr * sl.schedules.constant(1.0)`, or make the value an "
@@ -304,9 +289,7 @@ def _check_takes_step(function: Callable[..., Any]) -> None:
 
 def _captured(function: object, depth: int = 4) -> Iterator[Any]:
     """The values that a function holds: its closure, defaults and bound arguments."""
-    held = [
-        cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _is_set(cell)
-    ]
+    held = list(captured(function).values())
     held += getattr(function, "__defaults__", None) or ()
     held += (getattr(function, "__kwdefaults__", None) or {}).values()
     if isinstance(function, functools.partial):
@@ -317,15 +300,6 @@ def _captured(function: object, depth: int = 4) -> Iterator[Any]:
             yield leaf
             if depth and callable(leaf):
                 yield from _captured(leaf, depth - 1)
-
-
-def _is_set(cell: Any) -> bool:
-    """Whether a closure's cell has a value. In a recursive function, it may not have one yet."""
-    try:
-        _ = cell.cell_contents
-    except ValueError:
-        return False
-    return True
 
 
 def call_schedule(schedule: object, function: Callable[[Any], Any], step: Step) -> Any:

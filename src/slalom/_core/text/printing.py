@@ -43,6 +43,25 @@ class AbstractPrinted(eqx.Module):
         return _doc(self._code(), kwargs)
 
 
+class StaticFunction(AbstractPrinted):
+    """A plain function as a module without leaves. Another function recompiles."""
+
+    function: Callable[..., Any] = eqx.field(static=True)
+
+    def __call__(self, *args: object) -> Any:
+        return self.function(*args)
+
+    def _code(self) -> object:
+        return self.function
+
+
+def as_module(function: Any) -> Any:
+    """A plain function as a module. A function that is a tree, such as a module, stays as it is."""
+    is_plain = callable(function) and not isinstance(function, type)
+    plain = is_plain and jax.tree_util.all_leaves([function])
+    return StaticFunction(function) if plain else function
+
+
 @dataclasses.dataclass(frozen=True)
 class Call:
     """`name(*args, **kwargs)`, or with a `receiver` the method call `receiver.name(...)`."""

@@ -4,7 +4,6 @@ import abc
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +14,7 @@ from ..._core.fields.schedule import read_number
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import AbstractDeclared, Part
 from ..._core.text.messages import uncalled
-from ..._core.text.printing import Infix
+from ..._core.text.printing import Infix, as_module
 from ...tree.types import Params, Updates, is_function
 
 RESERVED = ("mini_step", "gradient_step")
@@ -109,25 +108,6 @@ class SkipLargeUpdates(AbstractSkip):
         return ~(norm < jnp.asarray(limit, norm.dtype)), {"norm_squared": norm}
 
 
-class FunctionSkip(AbstractSkip):
-    """A plain function as a condition.
-
-    **Arguments:**
-
-    - `function`: a function with the arguments and results of `AbstractSkip.__call__`.
-    """
-
-    function: Callable[..., Any] = eqx.field(static=True)
-
-    def __call__(
-        self, updates: Updates, gradient_step: Int[Array, ""], params: Params | None
-    ) -> Any:
-        return self.function(updates, gradient_step, params)
-
-    def _code(self) -> object:
-        return self.function
-
-
 class AnySkip(AbstractSkip):
     """Skips a mini-batch if any of several conditions does, and reports the metrics of all.
 
@@ -175,13 +155,13 @@ class AnySkip(AbstractSkip):
 
 
 def as_skip(condition: object) -> Any:
-    """Converts a function to a condition. Modules are returned as is."""
+    """Converts a function to a module. Modules are returned as is."""
     if not is_function(condition) or isinstance(condition, type):
         raise TypeError(
             "EveryK.skip must be a condition such as `sl.SkipNotFinite()`, or a function of "
             f"(updates, gradient_step, params), got {condition!r}.{uncalled(condition)}"
         )
-    return condition if isinstance(condition, eqx.Module) else FunctionSkip(condition)
+    return as_module(condition)
 
 
 def evaluate_skip(

@@ -19,7 +19,7 @@ from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractStatelessWrapper, run_if
 from ..._core.protocol.writer import Writer
 from ..._core.text.messages import uncalled, warn
-from ..._core.text.printing import AbstractPrinted, code
+from ..._core.text.printing import as_module, code
 from ...projections import AbstractProjection
 from ...tree.paths import dotted, first_difference, leaf_paths
 from ...tree.types import Gradients, Params, Tracer, Updates, is_function
@@ -28,26 +28,28 @@ from ...where.resolve import Where, as_where_or_none
 from .write import refuse_written
 
 
-class FunctionProjection(AbstractPrinted):
-    """A plain function of a tree of parameters. It is static: another function recompiles."""
+class FunctionProjection(AbstractProjection):
+    """A function of a tree of parameters, about whose set nothing is known."""
 
-    fn: Callable[[PyTree], PyTree] = eqx.field(static=True)
+    fn: Callable[[PyTree], PyTree] = eqx.field(converter=as_module)
 
-    def __call__(self, params: PyTree) -> PyTree:
-        return self.fn(params)
+    def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
+        return self.fn(x)
+
+    def __call__(self, x: PyTree, context: Context | None = None) -> PyTree:
+        return self.fn(x)
 
     def _code(self) -> object:
         return self.fn
 
 
-def _as_function(fn: Any) -> object:
-    """A plain function wrapped. A function that is a tree, such as a module, stays as it is."""
-    is_plain = is_function(fn) and not isinstance(fn, type) and jax.tree_util.all_leaves([fn])
-    return FunctionProjection(fn) if is_plain else fn
+def _as_projection(fn: Any) -> object:
+    known = isinstance(fn, AbstractProjection | type) or not is_function(fn)
+    return fn if known else FunctionProjection(fn)
 
 
 def _check_function(name: str, fn: object) -> None:
-    if not is_function(fn) or isinstance(fn, type):
+    if not isinstance(fn, AbstractProjection):
         raise TypeError(
             f"{name} must be a function from the parameters to a tree like them, such as "
             f"`sl.projections.l2_ball(1.0)`, got {fn!r}.{uncalled(fn)}"
@@ -101,11 +103,11 @@ class Project(AbstractStatelessWrapper, AbstractParameterWriter[Any]):
 
     passes_gradients: ClassVar[bool] = True
 
-    fn: Callable[..., Any] = checked_field(_check_function, converter=_as_function, static=False)
+    fn: AbstractProjection = checked_field(_check_function, converter=_as_projection, static=False)
     where: Where | None = eqx.field(default=None, static=True, converter=as_where_or_none)
 
     def __check_init__(self):
-        refuse_written(self, ".project(...)")
+        refuse_written(self.inner, ".project(...)")
         for part in transforms(self.inner):
             if segments(part.module) == ("schedule_free",):
                 raise ValueError(
@@ -113,7 +115,7 @@ class Project(AbstractStatelessWrapper, AbstractParameterWriter[Any]):
                     "other parameters than the model's. Write it directly after it: "
                     "`tx.schedule_free().project(...)`. In a partition, do so in each group."
                 )
-            if part.module.unconstrained and not (self._is_box and part.module.heeds_bounds):
+            if part.module.unconstrained and not (self.fn.is_box and part.module.heeds_bounds):
                 instead = "Use a first-order rule, such as `sl.adam(1e-3).project(...)`"
                 if part.module.heeds_bounds:
                     instead += ", or a box: `sl.lbfgs(bounds=(lower, upper))`"
@@ -123,30 +125,16 @@ class Project(AbstractStatelessWrapper, AbstractParameterWriter[Any]):
                 )
 
     def warnings(self, params: Params) -> Iterable[str]:
-        if isinstance(self.fn, AbstractProjection):
-            self.fn.check(tree.cut(params, self._keep(params)))
+        self.fn.check(tree.cut(params, self._keep(params)))
         return ()
 
     @property
-    def _is_box(self) -> bool:
-        return isinstance(self.fn, AbstractProjection) and self.fn.is_box
-
-    @property
-    def _is_manifold(self) -> bool:
-        return isinstance(self.fn, AbstractProjection) and self.fn.is_manifold
-
-    @property
-    def is_convex(self) -> bool:
-        """Whether the set is not known to be otherwise."""
-        return not isinstance(self.fn, AbstractProjection) or self.fn.is_convex
-
-    @property
     def _sees_tangent(self) -> bool:
-        return isinstance(self.fn, AbstractProjection) and not self.fn.is_box
+        return not (self.fn.is_box or isinstance(self.fn, FunctionProjection))
 
     @property
     def _passes_bounds(self) -> bool:
-        return self._is_box and any(part.module.heeds_bounds for part in transforms(self.inner))
+        return self.fn.is_box and any(part.module.heeds_bounds for part in transforms(self.inner))
 
     def init(self, params: Params) -> PyTree:
         # Here and not in `warnings`, which are those of the shapes.
@@ -201,10 +189,10 @@ class Project(AbstractStatelessWrapper, AbstractParameterWriter[Any]):
             updates, seen = self._turned(old, along), self._tangent_context(old, seen)
         # Changes by a writer inside are not the update of a rule.
         writers = (isinstance(p.module, AbstractParameterWriter) for p in transforms(self.inner))
-        holds = not self._is_manifold and not any(writers)
+        holds = not self.fn.is_manifold and not any(writers)
 
         def projected(updates: Updates) -> Params:
-            if self._is_manifold:
+            if self.fn.is_manifold:
                 updates = self._along(old, updates, context)
             elif heading is not None and holds:
                 updates = _held(updates, heading, along)
@@ -223,8 +211,8 @@ class Project(AbstractStatelessWrapper, AbstractParameterWriter[Any]):
         """
         params, context = here.params, here.context
         if self._sees_tangent:
-            return self._turned(params, self._along(params, self._turned(params, grads), context))
-        if not self._is_box:
+            return self._tangent(params, grads, context)
+        if not self.fn.is_box:
             short = tree.map_leaves(lambda _, p, g: p - g, (params, grads))
             there = tree.widened(self._projected(short, context))
             return tree.map_leaves(lambda _, p, q: p - q, (params, there))
@@ -265,26 +253,26 @@ class Project(AbstractStatelessWrapper, AbstractParameterWriter[Any]):
 
     def _along(self, params: Params, u: Updates, context: Context) -> Updates:
         """The part of a direction along the set, at the selected leaves."""
-        assert isinstance(self.fn, AbstractProjection)
         keep = self._keep(params)
         along = self.fn.along(tree.cut(params, keep), tree.cut(u, keep), context)
         rest = tree.cut(u, tuple(not k for k in keep))
         return tree.merge(jax.tree.structure(params), keep, along, rest)
 
+    def _tangent(self, params: Params, grads: Updates, context: Context) -> Updates:
+        """The part of a gradient along the set."""
+        return self._turned(params, self._along(params, self._turned(params, grads), context))
+
     def _tangent_context(self, params: Params, context: Context) -> Context:
         """The context for rules that evaluate the gradient themselves."""
-        grad, has_grad_fn = context.grad, context.has("grad_fn")
 
         def along(grad: Updates) -> Updates:
-            return self._turned(params, self._along(params, self._turned(params, grad), context))
+            return self._tangent(params, grad, context)
 
         def grad_fn(other: Params) -> Updates:
             return along(context.gradient(other))
 
-        return context.replace(
-            grad=None if grad is None else along(grad),
-            grad_fn=grad_fn if has_grad_fn else None,
-        )
+        seen = context.replace(grad_fn=grad_fn if context.has("grad_fn") else None)
+        return seen.mapped(grad=along)
 
     def _keep(self, params: Params) -> tuple[bool, ...]:
         """Marks the selected leaves."""
@@ -297,9 +285,7 @@ class Project(AbstractStatelessWrapper, AbstractParameterWriter[Any]):
         structure = jax.tree.structure(params)
         keep = self._keep(params)
         selected = tree.cut(params, keep)
-        # Only the projections of Slalom have numbers that may be schedules.
-        clock = (context,) if isinstance(self.fn, AbstractProjection) else ()
-        projected = self.fn(selected, *clock)
+        projected = self.fn(selected, context)
         self._check_result(selected, projected)
         projected = tree.cast_like(projected, selected)
         rest = tree.cut(params, tuple(not k for k in keep))
@@ -324,9 +310,9 @@ class Project(AbstractStatelessWrapper, AbstractParameterWriter[Any]):
 
     def children(self, here: Part) -> tuple[Part, ...]:
         inner = self.inner_part(here)
-        if self._is_manifold and here.params is not None and here.context is not None:
+        if self.fn.is_manifold and here.params is not None and here.context is not None:
             inner = inner._replace(context=self._tangent_context(here.params, inner.context))
-        if not isinstance(self.fn, AbstractProjection):
+        if isinstance(self.fn, FunctionProjection):
             return (inner,)
         fn = here.child(segments(self.fn), self.fn, lambda outer: outer.fn)
         return inner, fn._replace(params=None)
@@ -357,7 +343,7 @@ def refuse_projected(inner: AbstractTransform, call: str, *, averages: bool = Tr
         a convex set.
     """
     for part in transforms(inner):
-        if isinstance(part.module, Project) and not (averages and part.module.is_convex):
+        if isinstance(part.module, Project) and not (averages and part.module.fn.is_convex):
             raise ValueError(
                 f"`{call}` around '{part.name}' would evaluate parameters outside of its set. "
                 f"Change the order: `tx{call}.project(...)` projects them, too."

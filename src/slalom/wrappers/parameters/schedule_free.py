@@ -153,7 +153,7 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
                 "step size, without `polyak=True`. Add it, or remove `polyak_beta`."
             )
         refuse_constraints(self.inner, ".schedule_free", "Leave out one of the two.")
-        if isinstance(self.inner, Project) and not self.inner.is_convex:
+        if isinstance(self.inner, Project) and not self.inner.fn.is_convex:
             raise ValueError(
                 "`.schedule_free` averages parameters, and an average leaves the set "
                 f"`{code(self.inner.fn)}`, which is not convex. Use "

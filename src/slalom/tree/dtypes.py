@@ -1,5 +1,7 @@
 """The one place where dtypes are decided."""
 
+import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -23,6 +25,11 @@ def is_inexact(x: Any) -> bool:
 def is_key(x: Any) -> bool:
     """Whether `x` is an array of typed PRNG keys."""
     return is_array(x) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def is_number(x: Any) -> bool:
+    """Whether this is a number, not a PRNG key or a flag."""
+    return x is not None and x.dtype != bool and not is_key(x)
 
 
 def canonical(dtype: Any) -> np.dtype:
@@ -74,6 +81,21 @@ def cast(x: Any, dtype: np.dtype) -> Array:
     if isinstance(x, jax.Array) and x.dtype == dtype and not x.weak_type:
         return x
     return jnp.asarray(x, dtype)
+
+
+def numbers_in(numbers: Mapping[str, Any], dtype: np.dtype) -> dict[str, Any]:
+    """The numbers by name in the precision of `dtype`, real. Anything else stays as it is."""
+    real = real_dtype(dtype)
+    return {name: cast(x, real) if is_number(x) else x for name, x in numbers.items()}
+
+
+def promoting(dtype: np.dtype) -> contextlib.AbstractContextManager[Any]:
+    """A context in which real numbers may be multiplied with arrays of this dtype.
+
+    Under strict promotion, which users may choose, JAX refuses real times complex.
+    """
+    is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
+    return jax.numpy_dtype_promotion("standard") if is_complex else contextlib.nullcontext()
 
 
 def widened(tree: PyTree) -> PyTree:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Real
 
-from .dtypes import accumulation_dtype, canonical, cast, in_precision_of, real_dtype
+from .dtypes import accumulation_dtype, canonical, cast, in_precision_of, numbers_in, promoting
 from .paths import check_inexact, check_same_shapes, check_same_structure
 from .types import PyTree, under_jit
 
@@ -69,19 +69,10 @@ def map_leaves(
 
     def in_accumulation_dtype(numbers, leaves, tuples):
         dtype = accumulation_dtype(*(x.dtype for x in leaves))
-        real = real_dtype(dtype)
-        here = SimpleNamespace(
-            **{
-                name: x if x is None or x.dtype == bool else cast(x, real)
-                for name, x in numbers.items()
-            }
-        )
+        here = SimpleNamespace(**numbers_in(numbers, dtype))
         leaves = tuple(in_precision_of(x, dtype) for x in leaves)
         tuples = tuple(tuple(in_precision_of(x, dtype) for x in arrays) for arrays in tuples)
-        if dtype == real:
-            return rule(here, *leaves, *tuples)
-        # Under strict promotion, which users may choose, real times complex would be refused.
-        with jax.numpy_dtype_promotion("standard"):
+        with promoting(dtype):
             return rule(here, *leaves, *tuples)
 
     if not columns[0]:

@@ -4,8 +4,6 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
-from ...tree.dtypes import is_key
-
 _Rule = TypeVar("_Rule")
 
 STEP = "_numbers"
@@ -28,11 +26,6 @@ def at_step(rule: _Rule, numbers: dict[str, Any]) -> _Rule:
 def numbers_at(rule: object) -> dict[str, Any]:
     """The numbers of a rule at a step, by name."""
     return vars(rule)[STEP]
-
-
-def is_number(x: Any) -> bool:
-    """Whether this is a number, not a PRNG key or a flag."""
-    return x is not None and x.dtype != bool and not is_key(x)
 
 
 class LeafInputs(NamedTuple):

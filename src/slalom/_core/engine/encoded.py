@@ -8,7 +8,6 @@ still names the field and the parameter.
 import dataclasses
 import zlib
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeGuard
 
 import jax
@@ -16,14 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree, UInt32
 
-from ..._core.protocol.context import Context
 from ...tree.dtypes import accumulation_dtype, cast, cast_like, real_dtype
-from ...tree.leaves import false_after, map_leaves, once_known, scale
-from ...tree.paths import CodeKey, check_same_structure, dotted, leaf_paths
+from ...tree.leaves import false_after, once_known, scale
+from ...tree.paths import CodeKey, dotted
 from ...tree.rounding import flat_positions, hashed, scramble
 from ...tree.sharding import placed_like, reshaped
 from ...tree.tracing import as_arguments
-from ...tree.types import Scalar, Step, under_jit
+from ...tree.types import Scalar, Step
 
 _SHORT = 32
 """The length from which the last axis of an array is long enough for blocks."""
@@ -286,49 +284,6 @@ def signal_of(new: PyTree, before: Bool[Array, ""] | None) -> Bool[Array, ""] | 
 def _signal_after(x: Array) -> Bool[Array, ""]:
     # A GPU decodes in the kernels that read, so it has nothing to wait for.
     return jax.lax.platform_dependent(x, cpu=false_after, default=lambda _: jnp.bool_(False))
-
-
-def advance_tree(
-    rule: Callable[..., Any],
-    old: PyTree,
-    new: PyTree,
-    now: SimpleNamespace,
-    context: Context,
-    name: str,
-) -> PyTree:
-    """New values of a tree that a wrapper keeps, stored as the old ones.
-
-    **Arguments:**
-
-    - `rule`: `rule(now, old, new)`, a function of numbers.
-    - `old`: the values before, which may be encoded.
-    - `new`: a tree of arrays like it.
-    - `now`: numbers by name, or vectors with an entry for each leaf.
-    - `context`: the context, which knows the clock of stored state.
-    - `name`: the name of the tree, so that different ones are rounded differently.
-    """
-    check_same_structure(tuple(map(as_if_decoded, (old, new))))
-    leaves, structure = jax.tree.flatten(old, is_leaf=is_encoded)
-
-    def at_leaf(
-        numbers: dict[str, Any], a: PyTree, g: Array, seed: Array | None, signal: Array | None
-    ) -> PyTree:
-        values = (decoded_leaf(a, g, signal), g)
-        return stored_like(a, map_leaves(rule, values, SimpleNamespace(**numbers)), seed)[0]
-
-    if any(map(under_jit, jax.tree.leaves((old, new)))):
-        at_leaf = jax.jit(at_leaf)
-    paths = leaf_paths(as_if_decoded(old))
-    coded = [f"{name}.{path}" for path, a in zip(paths, leaves, strict=True) if is_encoded(a)]
-    seed_of = seeds_of(coded, context.stored_clock)
-    results = []
-    signal = jnp.bool_(False) if blockwise(old) else None
-    for i, (a, g) in enumerate(zip(leaves, structure.flatten_up_to(new), strict=True)):
-        numbers = {n: x[i] if jnp.ndim(x) else x for n, x in vars(now).items()}
-        seed = seed_of.get(f"{name}.{paths[i]}")
-        results.append(at_leaf(numbers, a, g, seed, signal))
-        signal = signal_of(results[-1], signal)
-    return structure.unflatten(results)
 
 
 # --- rows -----------------------------------------------------------------------------------

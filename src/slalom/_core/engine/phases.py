@@ -11,10 +11,10 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from ... import tree
-from ...tree.dtypes import accumulation_dtype, cast, in_precision_of, is_key, real_dtype
+from ...tree.dtypes import accumulation_dtype, cast, in_precision_of, is_key, numbers_in, promoting
 from ...tree.types import Scalar
 from ..protocol.parts import Part
-from .at_step import Fields, LeafInputs, at_step, is_number, numbers_at
+from .at_step import Fields, LeafInputs, at_step, numbers_at
 from .matrices import (
     StackGroup,
     at_each_matrix,
@@ -31,7 +31,7 @@ Store: TypeAlias = Callable[[str, Any], tuple[Any, Any]]
 LeafSums: TypeAlias = dict[str, Any]
 """The result of `measure` or `reduce` at a leaf: sums, and sums of squares, by name."""
 Again: TypeAlias = Callable[[Sequence[dict[str, Any]]], Sequence[LeafSums]]
-"""Measures a leaf again, given a factor for each name, with sums of squares of the scaled
+"""Measures all leaves again, given the factors of each by name, with sums of squares of the scaled
 arrays."""
 
 
@@ -80,10 +80,8 @@ def in_one_precision(inputs: LeafInputs) -> tuple[LeafInputs, np.dtype]:
     """The inputs in the accumulation dtype of the leaf, and this dtype."""
     arrays = [inputs.u, *inputs.others.values(), *inputs.fields.values()]
     dtype = accumulation_dtype(*(x.dtype for x in arrays if isinstance(x, jax.Array | np.ndarray)))
-    real = real_dtype(dtype)
-    numbers = {n: cast(x, real) if is_number(x) else x for n, x in inputs.numbers.items()}
     u, others, fields = _wide((inputs.u, inputs.others, inputs.fields), dtype)
-    return LeafInputs(u, numbers, others, fields, seeds={}), dtype
+    return LeafInputs(u, numbers_in(inputs.numbers, dtype), others, fields, seeds={}), dtype
 
 
 def _wide(tree: PyTree, dtype: np.dtype) -> PyTree:
@@ -97,10 +95,7 @@ def at_leaf(
     """The rule, the gradient and the fields as phases see them, in one precision, and its dtype."""
     wide, dtype = in_one_precision(inputs)
     rule = at_step(part.module, {**wide.numbers, **wide.others, "plan": plan})
-    # Under strict promotion, which users may choose, real times complex would be refused.
-    is_real = dtype == real_dtype(dtype)
-    promoting = contextlib.nullcontext() if is_real else jax.numpy_dtype_promotion("standard")
-    with part.scope(), promoting:
+    with part.scope(), promoting(dtype):
         yield rule, wide.u, Fields(**wide.fields), dtype
 
 
@@ -237,35 +232,53 @@ def refreshed(
     """
     rule = part.module
     _check_refresh(rule, of_leaves[0], numbers)
-    due = numbers["due"]
     common = {name: x for name, x in numbers.items() if not differs_between_leaves(x)}
-
-    def at_leaf(common: dict[str, Any], plan: object, seen: LeafInputs) -> dict[str, Any]:
-        dtype = tree.real_dtype(seen.u.dtype)
-        numbers = {name: cast(x, dtype) if is_number(x) else x for name, x in common.items()}
-        leaf = Fields(**seen.fields)
-        numbers = {**numbers, **seen.numbers, **seen.others, "plan": plan}
-        at_step(rule, numbers).refresh(seen.u, leaf)
-        new = {name: getattr(leaf, name) for name in rule.refreshes}
-        if due.ndim == 0:
-            return new
-        kept = {name: seen.fields[name] for name in new}
-        return jax.tree.map(lambda x, y: jnp.where(seen.numbers["due"], x, y), new, kept)
+    over_matrices = rule.over == "matrix"
 
     def fresh(kept: list[dict[str, Any]]) -> list[dict[str, Any]]:
         # The old values pass through the conditional, so XLA writes the new ones in their place.
         current = [fields | old for fields, old in zip(of_leaves, kept, strict=True)]
-
-        def store(i: int, new: dict[str, Any], in_turn: bool) -> dict[str, Any]:
-            if rule.over == "matrix":
-                new = unstacked(new, plans[i], part.state)
-            new = tree.cast_like(new, kept[i])
-            return new if in_turn else _in_place_of(kept[i], new)
-
-        return _in_batches(at_leaf, common, see, store, current, plans, rule)
+        shapes = [jax.eval_shape(functools.partial(see, i), x) for i, x in enumerate(current)]
+        alone = (StackGroup([i], [1], 0) for i in range(len(current)))
+        results: list[Any] = [None] * len(current)
+        done: Any = ()
+        # All small matrices of equal shape at once, and large ones in turn.
+        for group in stack_groups(shapes) if over_matrices else alone:
+            stack = joined([see(i, current[i]) for i in group.members])
+            # The fields are left out, since they would be copied.
+            later = (common, stack.u, stack.numbers, stack.others)
+            now, u, own, others = tree.after(later, done)
+            stack = stack._replace(u=u, numbers=own, others=others)
+            at_leaf = functools.partial(_refreshed_leaf, rule, plans[group.members[0]], now)
+            new = of_matrices(at_leaf, stack) if over_matrices else at_leaf(stack)
+            for i, number, fields in group.divided(new):
+                if over_matrices:
+                    fields = unstacked(fields, plans[i], part.state)
+                done = tree.cast_like(fields, kept[i])
+                # A loop over matrices has memory of its own for the new ones.
+                if number == 1 or is_small(group.size):
+                    done = _in_place_of(kept[i], done)
+                results[i] = done  # before the next leaf is read
+        return results
 
     old = [{name: fields[name] for name in rule.refreshes} for fields in of_leaves]
-    return jax.lax.cond(jnp.any(due), fresh, lambda kept: kept, old)
+    return jax.lax.cond(jnp.any(numbers["due"]), fresh, lambda kept: kept, old)
+
+
+def _refreshed_leaf(
+    rule: Any, plan: object, common: dict[str, Any], seen: LeafInputs
+) -> dict[str, Any]:
+    """The fields that a rule refreshes, at a leaf or a matrix, where this is due."""
+    numbers = numbers_in(common, seen.u.dtype) | seen.numbers | seen.others | {"plan": plan}
+    leaf = Fields(**seen.fields)
+    # Under strict promotion, real times complex would be refused.
+    with jax.numpy_dtype_promotion("standard"):
+        at_step(rule, numbers).refresh(seen.u, leaf)
+    new = {name: getattr(leaf, name) for name in rule.refreshes}
+    if "due" not in seen.numbers:
+        return new
+    kept = {name: seen.fields[name] for name in new}
+    return jax.tree.map(lambda x, y: jnp.where(seen.numbers["due"], x, y), new, kept)
 
 
 def _in_place_of(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
@@ -296,36 +309,3 @@ def _check_refresh(rule: Any, fields: dict[str, Any], numbers: dict[str, Any]) -
             f"{who} has a `refresh`, and its `begin` does not say when it is due. Set `self.due` "
             "there to a bool array such as `state.age % 10 == 0`."
         )
-
-
-def _in_batches(
-    function: Callable[[dict[str, Any], Any, LeafInputs], Any],
-    common: dict[str, Any],
-    see: See,
-    store: Callable[[int, Any, bool], Any],
-    of_leaves: Sequence[dict[str, Any]],
-    plans: Sequence[Any],
-    rule: Any,
-) -> list[Any]:
-    """Applies the function at each leaf: to all small matrices of equal shape at once, and to large
-    ones in turn. Its results are stored before the next leaf is read."""
-    results: list[Any] = [None] * len(of_leaves)
-    done: Any = ()
-    over_matrices = rule.over == "matrix"
-    seen = [jax.eval_shape(functools.partial(see, i), fields) for i, fields in enumerate(of_leaves)]
-    alone = (StackGroup([i], [1], 0) for i in range(len(of_leaves)))
-    for group in stack_groups(seen) if over_matrices else alone:
-        first = group.members[0]
-        stack = joined([see(i, of_leaves[i]) for i in group.members])
-        # The fields are left out, since they would be copied.
-        later = (common, stack.u, stack.numbers, stack.others)
-        now, u, numbers, others = tree.after(later, done)
-        stack = stack._replace(u=u, numbers=numbers, others=others)
-        # Under strict promotion, real times complex would be refused.
-        with jax.numpy_dtype_promotion("standard"):
-            at_leaf = functools.partial(function, now, plans[first])
-            new = of_matrices(at_leaf, stack) if over_matrices else at_leaf(stack)
-        for i, number, part in group.divided(new):
-            # A loop over matrices has memory of its own for the new ones.
-            results[i] = done = store(i, part, number > 1 and not is_small(group.size))
-    return results

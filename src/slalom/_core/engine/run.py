@@ -9,9 +9,8 @@ a part of its state in between.
 """
 
 import functools
-import operator
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,14 +18,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from ... import tree
-from ...tree.dtypes import as_float, is_key
+from ...tree.dtypes import as_float, is_key, is_number
 from ...tree.paths import leaf_paths
 from ...tree.tracing import entries
 from ...tree.types import Step, under_jit
 from ..protocol.parts import Part
 from ..protocol.writer import ADD, Writer
 from ..state.marks import PARAM_LIKE, PER_PARAM, SPREAD, children_by_name, marks, with_fields
-from .at_step import Fields, LeafInputs, at_step, is_number, numbers_at
+from .at_step import Fields, LeafInputs, at_step, numbers_at
 from .encoded import (
     as_if_decoded,
     blockwise,
@@ -40,6 +39,7 @@ from .encoded import (
 )
 from .matrices import matrices
 from .phases import (
+    Again,
     LeafSums,
     differs_between_leaves,
     finish,
@@ -186,7 +186,7 @@ class _RuleStep:
     """One step of a rule: its numbers, and its state by fields and leaves."""
 
     def __init__(self, at: RuleAt, updates: PyTree, outer: Part):
-        self.name = at.part.name
+        self.prefix = "".join(f"{segment}." for segment in at.part.path)
         # A rule by itself runs in a scope of its name already.
         part = at.part._replace(path=()) if at.part is outer else at.part
         self.part, self.rule = part, part.module
@@ -227,7 +227,7 @@ class _RuleStep:
         else:
             self.plan = self.rule.plans(self.shapes) or (None,) * len(at.leaves)
         self.sums: list[LeafSums] = [{} for _ in at.leaves]
-        self.passes: list[Callable[..., list[LeafSums]]] = []
+        self.again: Again = lambda factors: [{} for _ in factors]
         self.divide()
 
     @functools.cached_property
@@ -284,7 +284,7 @@ class _RuleStep:
 
     def name_of(self, field: str, n: int) -> str:
         """The name of the leaf at this position, from which its random bits follow."""
-        return f"{self.name}.{field}.{self.paths[n]}"
+        return f"{self.prefix}{field}.{self.paths[n]}"
 
     def take(self, n: int, fields: dict[str, Any]) -> None:
         """Takes the new state of the leaf at this position."""
@@ -345,12 +345,7 @@ class _RuleStep:
 
     def finish(self) -> None:
         """Runs `finish`."""
-
-        def again(factors: Sequence[dict[str, Any]]) -> list[LeafSums]:
-            phases = [measure(factors) for measure in self.passes]
-            return [functools.reduce(operator.or_, one) for one in zip(*phases, strict=True)]
-
-        finish(self.now, self.part, self.sums, again, self.scalars)
+        finish(self.now, self.part, self.sums, self.again, self.scalars)
 
     def _sum(self, phase: str, updates: PyTree, params: Sequence[Any]) -> None:
         leaves = for_sums(jax.tree.leaves(updates, is_leaf=is_encoded))
@@ -362,11 +357,13 @@ class _RuleStep:
         if any(map(under_jit, jax.tree.leaves((leaves, self.columns)))):
             at_leaf = jax.jit(at_leaf, static_argnums=0)
 
-        def measure(factors: Sequence[dict[str, Any]] | None = None) -> list[LeafSums]:
-            return list(map(at_leaf, self.plan, rows, factors or [{}] * len(rows)))
+        def added(before: Sequence[LeafSums], factors: Sequence[dict[str, Any]]) -> list[LeafSums]:
+            after = map(at_leaf, self.plan, rows, factors)
+            return [a | b for a, b in zip(before, after, strict=True)]
 
-        self.passes.append(measure)
-        self.sums = [a | b for a, b in zip(self.sums, measure(), strict=True)]
+        earlier = self.again
+        self.again = lambda factors: added(earlier(factors), factors)
+        self.sums = added(self.sums, [{}] * len(rows))
 
     def new_state(self) -> PyTree:
         """The new state."""

@@ -1,9 +1,7 @@
 """Gradient accumulation."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -13,14 +11,16 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ... import fields, tree
-from ..._core.engine.encoded import advance_tree, decoded
+from ..._core.engine.encoded import decoded
 from ..._core.engine.manual_axes import refuse_parts
+from ..._core.engine.run import run_rule
 from ..._core.fields.declare import count_or_schedule
 from ..._core.fields.schedule import AbstractSchedule, count_at
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Merge, Part, segments, transforms
+from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.wrapper import AbstractPacedWrapper, run_if, skipped
-from ..._core.protocol.writer import Writer
+from ..._core.protocol.writer import RETURN, Writer
 from ...tree.dtypes import canonical_float
 from ...tree.types import Gradients, Params, Updates
 from .skip import AbstractSkip, as_skip, evaluate_skip
@@ -88,6 +88,48 @@ class EveryKState(eqx.Module):
     """The sum of their weights, an entry per parameter once some were reset."""
     accumulated: PyTree = fields.param_like()
     """The window's weighted mean so far (with `mean=False`, its sum)."""
+
+
+class _Window(eqx.Module):
+    """The state of `_Accumulate`."""
+
+    accumulated: PyTree = fields.param_like()
+
+
+class _Accumulate(AbstractRule[_Window]):
+    """Takes the gradient of a mini-batch into the mean or the sum of a window.
+
+    **Arguments:**
+
+    - `first`: whether the window begins.
+    - `weight`: the weight of the mini-batch.
+    - `share`: its share of the window so far, a number or one for each leaf.
+    - `skip`: whether the mini-batch is skipped; `None` without a condition.
+    - `mean`: whether the window has a mean, and not a sum.
+    """
+
+    first: Bool[Array, "*leaves"]
+    weight: Float[Array, ""]
+    share: Float[Array, "*leaves"]
+    skip: Bool[Array, ""] | None
+    mean: bool = eqx.field(static=True)
+
+    def begin(self, state):
+        # As numbers of this step, of which a leaf reads its own.
+        self.first, self.weight, self.share = self.first, self.weight, self.share
+        self.skip = self.skip
+
+    def advance(self, g, leaf):
+        a = leaf.accumulated
+        if self.mean:
+            new = _mean(a, g, self.first, self.weight, self.share)
+        else:
+            before = jnp.where(self.first, 0, a)
+            new = jnp.where(self.weight == 0, before, before + g * self.weight)
+        leaf.accumulated = _unless(self.skip, new, a)
+
+    def direction(self, g, leaf):
+        return g
 
 
 class EveryK(AbstractPacedWrapper[EveryKState]):
@@ -163,29 +205,25 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
             value=jnp.zeros((), canonical_float()),
             count=tree.fresh_count(),
             skip=self._nothing_skipped(params),
-            merged=self._begin(params),
+            merged={
+                name: merge.start(part.module, part.params)
+                for name, (part, merge) in self._merges(params).items()
+            },
             inner=self.inner.init(params),
         )
 
-    def _begin(self, params: Params) -> dict[str, Array]:
-        """The merged entries of a window without mini-batches."""
-        return {
-            name: merge.start(part.module, part.params)
-            for part in transforms(self.inner, params=params)
-            for name, merge in part.module.merges.items()
-        }
-
-    def _merges(self) -> dict[str, Merge]:
-        """Functions that merge the inner transform's other inputs over the window, by entry of the
-        context."""
-        inside = transforms(self.inner)
-        return {name: merge for part in inside for name, merge in part.module.merges.items()}
+    def _merges(self, params: Params | None = None) -> dict[str, tuple[Part, Merge]]:
+        """The entries of the context that are merged over the window, each with the transform that
+        says how."""
+        inside = transforms(self.inner, params=params)
+        return {name: (part, x) for part in inside for name, x in part.module.merges.items()}
 
     def _nothing_skipped(self, params: Params) -> dict[str, Array] | None:
         if self.skip is None:
             return None
-        shapes = jax.eval_shape(self._evaluate_skip, params, tree.fresh_count(), params)
-        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        return tree.zeros_of(
+            jax.eval_shape(self._evaluate_skip, params, tree.fresh_count(), params)
+        )
 
     def _skip_report(
         self, grads: Updates, state: EveryKState, params: Params | None
@@ -229,16 +267,14 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
             refuse_parts("The `skip` of `.every_k`", updates, params)
         report = self._skip_report(updates, state, params)
         skip = None if report is None else report["should_skip"]
-        now = SimpleNamespace(first=first, weight=weight, share=shares)
-        add = functools.partial(self._added, skip)
-        accumulated = advance_tree(
-            add, state.accumulated, updates, now, here.context, "accumulated"
-        )
+        add = _Accumulate(first, weight, shares, skip, self.mean)
+        window = Part.root(add, _Window(state.accumulated), here.context)
+        accumulated = run_rule(window, RETURN, updates)[1].accumulated
         if here.context.grad is not None:
             here = here._replace(context=here.context.replace(grad=decoded(accumulated)))
         part = self.inner_part(here)
         value, merged = part.context.value, dict(state.merged)
-        for name, merge in self._merges().items():
+        for name, (_, merge) in self._merges().items():
             entry = getattr(part.context, name)
             if entry is not None:
                 new = merge.read(entry, merged[name])
@@ -283,7 +319,7 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
             loss = jnp.asarray(context.value, canonical_float())
             value = _mean(state.value, loss, begins, weight, share)
         merged = {}
-        for name, merge in self._merges().items():
+        for name, (_, merge) in self._merges().items():
             entry = getattr(context, name)
             if entry is None:
                 continue
@@ -299,15 +335,6 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
         weight = total if self.mean else jnp.ones_like(total)
         window = context.replace(value=value, weight=weight, **merged)
         return super().inner_context(here._replace(context=window))
-
-    def _added(
-        self, skip: Bool[Array, ""] | None, now: SimpleNamespace, a: Array, g: Array
-    ) -> Array:
-        """The accumulator at a leaf with one more gradient."""
-        if self.mean:
-            return _unless(skip, _mean(a, g, now.first, now.weight, now.share), a)
-        before = jnp.where(now.first, 0, a)
-        return _unless(skip, jnp.where(now.weight == 0, before, before + g * now.weight), a)
 
     def reading(self, name: str, state: EveryKState, context: Context | None) -> Any:
         if name == "k":

@@ -14,10 +14,10 @@ from ..._core.protocol.parts import Part, parts, segments
 from ..._core.protocol.transform import AbstractTransform, require_transform
 from ..._core.protocol.wrapper import AbstractWrapper, refuse_constraints
 from ..._core.protocol.writer import Writer
+from ...tree.dtypes import promoting
 from ...tree.paths import leaf_paths
 from ...tree.types import Params, Updates
 from ...where.layout import Layout, layouts
-from ..parameters.write import Write
 
 
 class GraftState(eqx.Module):
@@ -74,7 +74,7 @@ class Graft(AbstractWrapper[GraftState]):
             "Write it after `.graft`: `direction.graft(magnitude) | {link}(...)`.",
         )
         for part in (*parts(self.inner), *parts(self.magnitude)):
-            if isinstance(part.module, AbstractParameterWriter | Write):
+            if isinstance(part.module, AbstractParameterWriter):
                 raise ValueError(
                     f"'{part.name}' inside `.graft` writes parameters itself, so its updates "
                     "have no norm of their own. Write "
@@ -134,8 +134,7 @@ def _with_norm_of(
     shape = tuple(size for _, size in split)
     axes = tuple(a for a, (letter, _) in enumerate(split) if letter != "s")
     layers, sizes = (tree.widened(jnp.reshape(y, shape)) for y in (x, other))
-    # Under strict promotion, real times complex would be refused.
-    with jax.numpy_dtype_promotion("standard"):
+    with promoting(tree.accumulation_dtype(layers.dtype, sizes.dtype)):
         unit, norm, _ = tree.norms_along(layers, axes)
         _, size, of_size = tree.norms_along(sizes, axes)
         limit = float(jnp.finfo(size.dtype).max) / 4

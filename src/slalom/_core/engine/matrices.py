@@ -11,10 +11,8 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, PyTree
 
-from ... import tree
 from ...tree.dtypes import is_key
 from ...tree.paths import leaf_paths
 from ...tree.types import Params
@@ -110,9 +108,8 @@ def matrices(rule: object, params: Params) -> tuple[Matrix, ...]:
 
     **Raises:** `ValueError` for a leaf that is not a matrix of a layer, such as a vector.
     """
-    of_leaves = layouts(params, getattr(rule, "layout", None))
+    of_leaves = layouts_in_blocks(rule, params)
     refuse_unequal(type(rule).__name__, params, of_leaves)
-    _check_matrices(rule, params, of_leaves)
     return tuple(layout.matrix for layout in of_leaves if layout.matrix is not None)
 
 
@@ -122,14 +119,10 @@ def layouts_in_blocks(rule: object, params: Params) -> tuple[Layout, ...]:
     **Raises:** `ValueError` for a leaf that is not a matrix of a layer.
     """
     of_leaves = layouts(params, getattr(rule, "layout", None))
-    _check_matrices(rule, params, of_leaves)
-    return of_leaves
-
-
-def _check_matrices(rule: object, params: Params, of_leaves: Sequence[Layout]) -> None:
     for path, layout in zip(leaf_paths(params), of_leaves, strict=True):
         if layout.matrix is None:
             raise ValueError(_not_a_matrix(type(rule), path, layout))
+    return of_leaves
 
 
 def refuse_unequal(who: str, params: Params, of_leaves: Sequence[Layout]) -> None:
@@ -147,21 +140,6 @@ def matrices_or_none(rule: object, params: Params) -> tuple[Matrix | None, ...]:
     """The layout of each leaf as matrices, in order; `None` for leaves that are no matrix of a
     layer."""
     return tuple(layout.matrix for layout in layouts(params, getattr(rule, "layout", None)))
-
-
-def for_each_matrix(
-    rule: object, params: Params, function: Callable[[int, int, np.dtype], tuple[Array, ...]]
-) -> PyTree:
-    """See `AbstractRule.for_each_matrix`."""
-    leaves, structure = jax.tree.flatten(params)
-
-    def at_leaf(matrix: Matrix, x: PyTree) -> tuple[Array, ...]:
-        dtype = tree.accumulation_dtype(tree.canonical(x.dtype))
-        arrays = function(matrix.rows, matrix.columns, dtype)
-        return tuple(jnp.broadcast_to(a, (matrix.batch, *a.shape)) for a in arrays)
-
-    views = matrices(rule, params)
-    return structure.unflatten([at_leaf(m, x) for m, x in zip(views, leaves, strict=True)])
 
 
 def _not_a_matrix(rule: type, path: str, layout: Layout) -> str:

@@ -16,7 +16,11 @@ from .writer import ADD, RETURN, Writer
 
 
 class AbstractRunTransform(AbstractTransform[State]):
-    """A transform that is written as `run`, which then serves both `update` and `step`."""
+    """A transform that is written as `run`, which then serves both `update` and `step`.
+
+    One that is made of others also writes `children`. It runs its parts with `part.run(write,
+    updates)`, and uses `write.idle` for a step in which a part does not run.
+    """
 
     @abc.abstractmethod
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, State]:

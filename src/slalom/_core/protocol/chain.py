@@ -12,13 +12,12 @@ from ...tree.types import Params, Updates
 from ..engine.encoded import is_encoded
 from ..engine.run import RuleAt, run_rules
 from ..text.printing import Call, Infix
-from .bases import AbstractParameterWriter, AbstractStatelessTransform
+from .bases import AbstractParameterWriter, AbstractRunTransform, AbstractStatelessTransform
 from .context import Context
 from .loss import Loss
 from .parts import MIXED, Part, keeps_zeros, segments, transforms
 from .rule import AbstractRule
 from .transform import AbstractTransform, require_transform
-from .wrapper import AbstractComposite
 from .writer import Writer
 
 
@@ -32,7 +31,7 @@ class Identity(AbstractStatelessTransform):
         return updates
 
 
-class Chain(AbstractComposite[tuple[Any, ...]]):
+class Chain(AbstractRunTransform[tuple[Any, ...]]):
     """Applies transforms in sequence: the updates of each are passed to the next.
 
     Returned by `|`, `sl.chain` and `sl.named_chain`. Access links by position, name or class:
@@ -191,7 +190,11 @@ def _leafwise(links: Sequence[Part], updates: PyTree) -> list[PyTree]:
     """The first of these links, as far as they can run together leaf by leaf."""
     leaves = tuple(range(len(jax.tree.leaves(updates, is_leaf=is_encoded))))
     first, rest = [], links
-    if isinstance(links[0].module, AbstractRule) and links[0].module.leads_leafwise:
+    # Only the first one may measure the updates that come in: no rule before it changes them leaf
+    # by leaf.
+    rule = links[0].module
+    leads = isinstance(rule, AbstractRule) and not (rule.reduces or rule.refreshes)
+    if leads and rule.over in ("number", "sums"):
         links[0].refuse_parts(updates)
         first, rest = [RuleAt(links[0], leaves)], links[1:]
     others = (link.module.leafwise(link, leaves) for link in rest)

@@ -4,13 +4,16 @@ import abc
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
 from ... import tree
 from ...tree.types import Params
+from ...where.layout import Matrix
 from ..engine.at_step import STEP
-from ..engine.matrices import for_each_matrix, on_automatic_axes
+from ..engine.matrices import matrices, on_automatic_axes
 from ..engine.phases import Sums
 from ..engine.run import RuleAt, run_rule
 from .bases import AbstractRunTransform
@@ -249,7 +252,14 @@ class AbstractRule(AbstractRunTransform[State]):
 
         **Returns:** at each leaf these arrays, with an axis of its matrices in front.
         """
-        return for_each_matrix(self, params, function)
+
+        def at_leaf(matrix: Matrix, x: PyTree) -> tuple[Array, ...]:
+            dtype = tree.accumulation_dtype(tree.canonical(x.dtype))
+            arrays = function(matrix.rows, matrix.columns, dtype)
+            return tuple(jnp.broadcast_to(a, (matrix.batch, *a.shape)) for a in arrays)
+
+        leaves, structure = jax.tree.flatten(params)
+        return structure.unflatten(map(at_leaf, matrices(self, params), leaves))
 
     # --- what follows from them -------------------------------------------------------------
 
@@ -273,15 +283,6 @@ class AbstractRule(AbstractRunTransform[State]):
 
         like = (updates, here.state)
         return on_automatic_axes(run, like, self, *like, here.params, here.context)
-
-    @property
-    def leads_leafwise(self) -> bool:
-        """Whether this can be the first of several rules that run leaf by leaf.
-
-        Only the first one may measure the updates that come in: no rule before it changes them
-        leaf by leaf.
-        """
-        return self.over in ("number", "sums") and not (self.reduces or self.refreshes)
 
     def leafwise(self, here: Part, leaves: tuple[int, ...]) -> RuleAt | None:
         return RuleAt(here, leaves) if self.elementwise else None

@@ -1,13 +1,13 @@
 """Transforms made of other transforms."""
 
-import abc
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
 from jaxtyping import Array, Bool
 
-from ...tree.types import Params, PyTree
+from ...tree.dtypes import cast_like
+from ...tree.types import Params, PyTree, Updates
 from ..text.printing import public_name
 from .bases import AbstractRunTransform
 from .context import Context
@@ -16,19 +16,7 @@ from .transform import AbstractTransform, State
 from .writer import Writer
 
 
-class AbstractComposite(AbstractRunTransform[State]):
-    """A transform made of others. A subclass writes `init`, `children` and `run`.
-
-    `run` runs its parts with `part.run(write, updates)`, and uses `write.idle` for a step in which
-    a part does not run.
-    """
-
-    @abc.abstractmethod
-    def children(self, here: Part) -> tuple[Part, ...]:
-        """See `AbstractDeclared.children`."""
-
-
-class AbstractWrapper(AbstractComposite[State]):
+class AbstractWrapper(AbstractRunTransform[State]):
     """A transform around one other, `inner`, whose state it keeps as `state.inner`.
 
     `inner` is its first field. A subclass declares the others, and writes `init` and `run`:
@@ -147,6 +135,7 @@ def run_if(
     params: Params | None,
     *operands: PyTree,
     skips: Part | None = None,
+    instead: Updates | None = None,
 ) -> tuple[Any, Any]:
     """Runs the inner transform where a condition holds, in one branch of a `lax.cond`.
 
@@ -161,9 +150,10 @@ def run_if(
     - `skips`: the inner transform, if a step in which it does not run is skipped for good. Then
         `AbstractTransform.skipped` draws new samples inside it. Leave it out to keep the samples,
         as in an unfinished window of `.every_k`.
+    - `instead`: the result of a step in which it does not run, for a `write` that returns updates.
 
     **Returns:** the result and the inner transform's new state, as `run` returns them, or
-    `write.idle(...)` and the old state.
+    `instead`, by default `write.idle(...)`, and the old state.
     """
     if condition is True:
         return run(*operands)
@@ -173,6 +163,8 @@ def run_if(
         state = operands[-1]
         if skips is not None:
             state = skipped(skips._replace(state=state))
+        if instead is not None:
+            return cast_like(instead, shapes), state
         return write.idle(params, shapes), state
 
     return jax.lax.cond(condition, run, idle, *operands)

@@ -13,7 +13,7 @@ from ... import fields, tree
 from ..._core.fields.declare import checked_field
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import MIXED, Part
-from ..._core.protocol.wrapper import AbstractPacedWrapper, AbstractWrapper, run_if, skipped
+from ..._core.protocol.wrapper import AbstractPacedWrapper, AbstractWrapper, run_if
 from ..._core.protocol.writer import Writer
 from ..._core.text.printing import code
 from ...tree.dtypes import as_canonical, as_float, canonical_float
@@ -79,22 +79,17 @@ class When(AbstractWrapper[WhenState]):
         def step(inner_state: PyTree) -> tuple[Any, Any]:
             return part._replace(state=inner_state).run(write, updates)
 
-        if self.otherwise == "pass" and write.returns:
-            shapes, _ = jax.eval_shape(step, state.inner)
-            passed = tree.cast_like(updates, shapes)
-
-            def idle(inner_state: PyTree) -> tuple[Any, Any]:
-                return passed, skipped(part._replace(state=inner_state))
-
-            result, inner = jax.lax.cond(holds, step, idle, state.inner)
-        else:
-            result, inner = run_if(holds, step, write, here.params, state.inner, skips=part)
-            if self.otherwise == "pass":
-                # Written outside the conditional, because XLA updates the parameters in place
-                # only in a branch that does not change them.
-                held = write.plain(result) if write.adds else here.params
-                passed = write(held, updates)
-                result = jax.tree.map(lambda ran, raw: jnp.where(holds, ran, raw), result, passed)
+        passes = self.otherwise == "pass"
+        instead = updates if passes and write.returns else None
+        result, inner = run_if(
+            holds, step, write, here.params, state.inner, skips=part, instead=instead
+        )
+        if passes and not write.returns:
+            # Written outside the conditional, because XLA updates the parameters in place only in a
+            # branch that does not change them.
+            held = write.plain(result) if write.adds else here.params
+            passed = write(held, updates)
+            result = jax.tree.map(lambda ran, raw: jnp.where(holds, ran, raw), result, passed)
         count = jnp.where(holds, tree.increment(state.count), state.count)
         return result, WhenState(holds, count, inner)
 

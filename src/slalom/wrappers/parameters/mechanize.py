@@ -16,7 +16,6 @@ from ..._core.protocol.wrapper import AbstractWrapper, refuse_constraints, run_i
 from ..._core.protocol.writer import Writer
 from ...tree.dtypes import as_canonical, canonical_float
 from ...tree.types import Gradients, Params, Scalar, Updates
-from .write import Write
 
 
 class MechanizeState(eqx.Module):
@@ -82,7 +81,7 @@ class Mechanize(AbstractWrapper[MechanizeState]):
             "Write it after `.mechanize`: `tx.mechanize(...) | {link}(...)`.",
         )
         for part in parts(self.inner):
-            if isinstance(part.module, AbstractParameterWriter | Write):
+            if isinstance(part.module, AbstractParameterWriter):
                 raise ValueError(
                     f"'{part.name}' inside `.mechanize` would write parameters that are never "
                     "reached, since its updates are scaled. Write it outside: "

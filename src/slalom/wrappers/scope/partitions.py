@@ -10,9 +10,10 @@ from jaxtyping import Array, Bool
 
 from ... import tree
 from ..._core.methods.fluent import AbstractFluent
+from ..._core.protocol.bases import AbstractRunTransform
 from ..._core.protocol.parts import Part, segments, transforms
 from ..._core.protocol.transform import AbstractTransform, require_transform
-from ..._core.protocol.wrapper import AbstractComposite, AbstractStatelessWrapper
+from ..._core.protocol.wrapper import AbstractStatelessWrapper
 from ..._core.protocol.writer import Writer
 from ..._core.text.printing import Call, method_call
 from ...tree.paths import candidates, leaf_paths
@@ -112,7 +113,7 @@ class PartitionState(eqx.Module):
     """Whether each group has no parameters."""
 
 
-class Partition(AbstractComposite[PartitionState]):
+class Partition(AbstractRunTransform[PartitionState]):
     """Different transforms for different leaves. Each has state only for its own leaves.
 
     Made by `tx.partition` and `sl.partition`. Norms inside a group are norms of that group. To clip

@@ -156,8 +156,8 @@ MUTATIONS = {
     ),
     "arrays of transforms are named by the last segment alone": Mutation(
         "_core/state/slots.py",
-        "_unmarked(part.name, type",
-        "_unmarked(part.name.rpartition('.')[2], type",
+        "owner, rule = part.name, type",
+        "owner, rule = part.name.rpartition('.')[2], type",
         "binding/test_binding.py io/test_checkpoint.py",
     ),
     "a microbatch of padding alone makes the loss NaN": Mutation(

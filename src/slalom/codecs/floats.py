@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from .._core.engine.encoded import Spec, uniform
 from .._core.text.printing import code
-from ..tree.rounding import stochastic
+from ..tree.rounding import power_of_two_below, stochastic
 from ._codec import (
     AbstractCodec,
     as_bits,
@@ -73,7 +73,7 @@ class cast(AbstractCodec):
         if self._is_wide:
             return {"codes": _rounded(x, self.dtype, bits)}
         blocks = in_blocks(root(x) if spec.nonnegative else x, _BLOCK)
-        scales = _power_of_two_below(largest(blocks))
+        scales = power_of_two_below(largest(blocks))
         # The largest number of a block is then at least a quarter of the largest of the dtype.
         y = relative(blocks, scales) * _top(self.dtype)
         bits = None if bits is None else in_blocks(bits, _BLOCK)
@@ -116,12 +116,6 @@ def _as_dtype(dtype: Any) -> np.dtype:
 def _top(dtype: np.dtype) -> float:
     """A power of two such that numbers below twice of it are in the range of the dtype."""
     return 2.0 ** (int(np.floor(np.log2(float(jnp.finfo(dtype).max)))) - 1)
-
-
-def _power_of_two_below(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """The largest power of two ≤ x. Infinity and NaN become infinity."""
-    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
-    return jax.lax.bitcast_convert_type(bits & np.uint32(0x7F800000), jnp.float32)
 
 
 def _rounded(x: Float[Array, "*shape"], dtype: np.dtype, bits: Any, squared: bool = False) -> Array:

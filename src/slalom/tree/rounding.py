@@ -31,8 +31,12 @@ def nearest(x: Float32[Array, "*shape"], dtype: Any) -> Float32[Array, "*shape"]
 
 def power_of_two(x: Float32[Array, "*shape"], least: float) -> Float32[Array, "*shape"]:
     """The largest power of two that is at most |x|, between `least` and 2¹⁰⁰."""
-    exponent = _bits(x) & np.uint32(0x7F800000)
-    return jnp.clip(_number(exponent), jnp.float32(least), jnp.float32(2.0**100))
+    return jnp.clip(power_of_two_below(x), jnp.float32(least), jnp.float32(2.0**100))
+
+
+def power_of_two_below(x: Float32[Array, "*shape"]) -> Float32[Array, "*shape"]:
+    """The largest power of two ≤ |x|. Infinity and NaN become infinity."""
+    return _number(_bits(x) & np.uint32(0x7F800000))
 
 
 def _bits(x: Float32[Array, "*shape"]) -> UInt32[Array, "*shape"]:

@@ -186,18 +186,5 @@ def _map_marked(function: Callable[..., Any], marked: PyTree, rest: tuple[Any, .
     def at_leaf(leaf: PyTree, *others: PyTree) -> PyTree:
         return jax.tree.map(lambda x: function(x, *others), leaf)
 
-    return jax.tree.map(at_leaf, marked, *_cut_as(marked, rest), is_leaf=is_encoded)
-
-
-def _cut_as(marked: PyTree, trees: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Trees of the parameters' structure, with `None` where masks left `None` in a marked field."""
-
-    def cut(tree: PyTree) -> PyTree:
-        return jax.tree.map(
-            lambda here, leaf: None if here is None else leaf,
-            marked,
-            tree,
-            is_leaf=lambda x: x is None or is_encoded(x),
-        )
-
-    return tuple(map(cut, trees))
+    # Where a mask left `None`, the other trees may have a leaf.
+    return jax.tree.map(at_leaf, marked, *rest, is_leaf=lambda x: x is None or is_encoded(x))

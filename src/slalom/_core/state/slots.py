@@ -23,12 +23,12 @@ class Slot(NamedTuple):
     """The name of that transform's class."""
     local: str
     """The path inside that transform's state."""
-    mark: str | None
-    """The mark of its field."""
     node: tuple[str, str]
-    """The state module with that field: owner, and path inside the owner's state."""
-    field: str
-    param: str | None
+    """The state module with its field: owner, and path inside the owner's state."""
+    mark: str | None = None
+    """The mark of its field."""
+    field: str = ""
+    param: str | None = None
     """The parameter that it belongs to, if it belongs to only one."""
     half: str = ""
     """The part of a complex parameter that it belongs to, under `.split_complex()`."""
@@ -77,7 +77,8 @@ def rule_slots(transform: AbstractTransform[Any]) -> list[Slot]:
     result: list[Any] = [None] * structure.num_leaves
     for part in parts(example(structure)):
         for key_path, i in jax.tree_util.tree_leaves_with_path(part.module):
-            result[i] = _unmarked(part.name, type(part.module).__name__, key_path)
+            owner, rule = part.name, type(part.module).__name__
+            result[i] = Slot(owner, rule, dotted(key_path), (owner, ""))
     return result
 
 
@@ -95,13 +96,9 @@ def _slot(
             node_path, half = (owner, inside), half_of(within)
             stored = stored_as(node, field)
             local = dotted(key_path)
-            return Slot(owner, rule, local, mark, node_path, field, param, half, stored)
+            return Slot(owner, rule, local, node_path, mark, field, param, half, stored)
         node = next(child for k, child in children_of(node)[0] if k == key)
-    return _unmarked(owner, rule, key_path)
-
-
-def _unmarked(owner: str, rule: str, key_path: tuple[Any, ...]) -> Slot:
-    return Slot(owner, rule, dotted(key_path), None, (owner, ""), "", None)
+    return Slot(owner, rule, dotted(key_path), (owner, ""))
 
 
 def _owner_of(path: str, mark: str, params: Sequence[str]) -> str | None:

@@ -240,18 +240,6 @@ class _RuleStep:
         """The numbers of this step."""
         return numbers_at(self.now)
 
-    def numbers_of(self, n: int) -> dict[str, Any]:
-        """The numbers of this step for the leaf at this position."""
-        here = {
-            name: self.entries[name][n] if name in self.entries else x
-            for name, x in self.numbers.items()
-        }
-        # From the path, so that a leaf keeps its key when others come or go.
-        return {
-            name: jax.random.fold_in(x, zlib.crc32(self.paths[n].encode())) if is_key(x) else x
-            for name, x in here.items()
-        }
-
     def divide(self) -> None:
         """Gives each leaf its own entry of the numbers of this step that are vectors."""
         vectors = {name: x for name, x in self.numbers.items() if x is not None and x.ndim}
@@ -271,7 +259,12 @@ class _RuleStep:
         seeds = {}
         if seed_of:
             seeds = {x: seed_of[self.name_of(x, n)] for x in fields if is_encoded(fields[x])}
-        return LeafInputs(u, self.numbers_of(n), needed, fields, seeds)
+        numbers = self.numbers | {name: each[n] for name, each in self.entries.items()}
+        for name, x in numbers.items():
+            if is_key(x):
+                # From the path, so that a leaf keeps its key when others come or go.
+                numbers[name] = jax.random.fold_in(x, zlib.crc32(self.paths[n].encode()))
+        return LeafInputs(u, numbers, needed, fields, seeds)
 
     def encoded_names(self) -> list[str]:
         """The names of encoded leaves of the state."""

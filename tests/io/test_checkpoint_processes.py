@@ -70,31 +70,35 @@ def slow_writes(monkeypatch):
     monkeypatch.setattr(_file, "write", slow)
 
 
-@pytest.mark.parametrize("where", ["start", "join"])
+@pytest.mark.parametrize("where", ["start", "wait"])
 def test_ctrl_c_does_not_change_the_order_of_saves(where, tmp_path, monkeypatch):
-    path, write, times = tmp_path / "run", _file.write, iter((0.3, 0.0))
-    function = getattr(threading.Thread, where)
+    path, write, times = tmp_path / "run", _file.write, iter((0.5, 0.0))
+    start = threading.Thread.start
 
     def slower_at_first(*args, **kwargs):
         time.sleep(next(times))
         write(*args, **kwargs)
 
-    def interrupted(thread, *args):
+    def interrupted(thread):
+        start(thread)
         if where == "start":
-            function(thread, *args)
-        signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+        else:
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
 
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    numbers = signal.SIGINT, signal.SIGALRM
+    handlers = [signal.signal(number, signal.default_int_handler) for number in numbers]
     try:
         monkeypatch.setattr(_file, "write", slower_at_first)
         with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, where, interrupted)
+            patch.setattr(threading.Thread, "start", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 sl.checkpoint.save(path, n=1, background=True).wait()
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for number, handler in zip(numbers, handlers, strict=True):
+            signal.signal(number, handler)
     sl.checkpoint.save(path, n=2, background=True).wait()
-    time.sleep(0.4)  # for one that nobody waits for
+    time.sleep(0.5)  # for one that nobody waits for
     assert sl.checkpoint.load(path, n=0)["n"] == 2
 
 

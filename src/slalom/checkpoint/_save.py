@@ -44,6 +44,8 @@ class Saving:
         self._work = work
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
+        # Not `Thread.join`: before Python 3.13, Ctrl-C in it marks a thread that runs as ended.
+        self._ended = threading.Event()
         self._process = os.getpid()
         thread = threading.Thread(target=self._run, name=f"saving {path.name}")
         if background:
@@ -65,6 +67,8 @@ class Saving:
         except BaseException as error:
             error.add_note(f"This happened while '{self.path}' was saved in the background.")
             self._error = error
+        finally:
+            self._ended.set()
 
     @property
     def done(self) -> bool:
@@ -73,7 +77,7 @@ class Saving:
         **Raises:** `RuntimeError` in a process that was forked since, which cannot know.
         """
         self._check_process()
-        return self._thread is None or not self._thread.is_alive()
+        return self._thread is None or self._ended.is_set()
 
     def wait(self) -> Path:
         """Waits until the file is written.
@@ -85,7 +89,7 @@ class Saving:
         """
         self._check_process()
         if self._thread is not None:
-            self._thread.join()
+            self._ended.wait()
         if _unfinished.get(_place(self.path)) is self:
             _unfinished.pop(_place(self.path), None)  # another thread may wait for it, too
         if self._error is not None:

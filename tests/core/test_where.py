@@ -1,6 +1,7 @@
 """Selectors: which leaves they select, how they are joined, and how masks follow from them."""
 
 import functools
+import gc
 import operator
 
 import equinox as eqx
@@ -299,6 +300,7 @@ def test_functions_see_the_whole_tree_of_shapes_and_are_asked_once():
         calls.append(path)
         return len(leaf.shape) == 1
 
+    gc.collect()  # later, what other tests left would empty the caches
     params = {"b": jnp.ones(2), "w": jnp.ones((2, 2))}
     tx = sl.adamw(0.1, decay_where=where) | sl.Clip(1.0).mask(sl.where.leaf(leaf))
     trained = after_steps(tx, 2, params, params)  # it keeps its program

@@ -278,9 +278,6 @@ class AbstractTraits(AbstractDeclared):
     `"elementwise"` codecs only. A wrapper that only passes encoded updates on lets each rule inside
     decode one leaf at a time."""
 
-    metric_fields: ClassVar[tuple[str, ...]] = ()
-    """The fields of the state that are metrics. They hold scalars."""
-
     nameless: ClassVar[bool] = False
     """Whether this adds no segment to a path, as a chain does not."""
 

@@ -153,6 +153,9 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
     """The entries of the context that `update` cannot do without, or `"params"`. They are checked
     before anything is computed."""
 
+    metric_fields: ClassVar[tuple[str, ...]] = ()
+    """The fields of the state that are metrics. They hold scalars."""
+
     def has_updated(self, state: State) -> Bool[Array, "*runs"] | bool:
         """Whether the last step changed any parameter. Transforms that skip steps replace this."""
         return True

@@ -25,7 +25,7 @@ def test_losses_functions_and_arguments():
     with refused(
         TypeError,
         "The loss returned a tuple of 2",
-        "`sl.train_step(loss_fn, has_aux=True)` … (loss, aux)",
+        "`sl.train_step(loss_fn, has_aux=True)` … (loss, aux) … `sl.minimize` takes the loss alone",
     ):
         train(lambda model: (total(model), 1))
     with refused(TypeError, "The loss returned None", "`return`"):

@@ -114,7 +114,8 @@ def checked_loss(returned: Any, has_aux: bool = False, has_weight: bool = False)
     if not is_array(loss) and not isinstance(loss, int | float | complex):
         raise TypeError(
             f"The loss returned {_describe(loss)}. To return more than the loss, write "
-            "`sl.train_step(loss_fn, has_aux=True)` and return a pair (loss, aux)."
+            "`sl.train_step(loss_fn, has_aux=True)` and return a pair (loss, aux). `sl.minimize` "
+            "takes the loss alone."
         )
     loss = jnp.asarray(loss)
     if loss.shape != ():

@@ -1,4 +1,4 @@
-"""Newton's step by conjugate gradients, which shows whether a minimum is near."""
+"""Newton's step by conjugate gradients, which shows how far a minimum is."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -22,34 +22,28 @@ class _Search(NamedTuple):
     squares: Scalar  # of the residual
     largest: Scalar  # of the curvatures so far
     decrease: Scalar
-    near: Array
 
 
-def is_minimum(
+def newton(
     product: Callable[[Array], Array],
     gradient: Float[Array, " params"],
     sizes: Float[Array, " params"],
-    least: Scalar,
-    shortest: Scalar,
     wanted: Bool[Array, ""],
-) -> tuple[Bool[Array, ""], Int[Array, ""]]:
-    """Whether Newton's step −H⁻¹·g is negligible, or the part of it that a few products with H
-    find, in units in which the parameters have similar sizes.
-
-    It is if the loss falls by ½·gᵀH⁻¹g ≤ `least`, if it is a parabola, or if the length
-    ‖sizes·H⁻¹g‖ ≤ `shortest`. Both grow with each product, so the search ends where both are
-    larger. At a negative curvature there is no minimum near.
+) -> tuple[Scalar, Scalar, Int[Array, ""]]:
+    """Newton's step −H⁻¹·g, or the part of it that a few products with H find, in units in which
+    the parameters have similar sizes.
 
     **Arguments:**
 
     - `product`: from a vector v to H·v.
     - `gradient`: g.
     - `sizes`: what the entries of the step are multiplied by in its length. If all are 0, nothing
-        can move, and this is no minimum.
-    - `least`, `shortest`: the tolerances.
-    - `wanted`: whether to ask. If not, the result is `False` without a product, also under `vmap`.
+        can move, and both numbers are infinite.
+    - `wanted`: whether the result is used. If not, there are no products, also under `vmap`.
 
-    **Returns:** the result, and the number of products.
+    **Returns:** ½·gᵀH⁻¹g, by which the loss falls if it is a parabola; the length ‖sizes·H⁻¹g‖;
+    and the number of products. The first two grow with each product, so they are lower bounds. At a
+    negative curvature they are infinite: there is no minimum near.
     """
     eps = jnp.finfo(gradient.dtype).eps
     squares = jnp.vdot(gradient, gradient)
@@ -64,22 +58,19 @@ def is_minimum(
         bent = jnp.maximum(jnp.abs(curvature), eps * largest)
         rate = s.squares / jnp.where(bent > 0, bent * length, jnp.inf)
         rate = jnp.where(curvature < -(eps**0.5) * largest, jnp.inf, rate)
-        x, residual = s.x + rate * s.direction, s.residual - rate * moved
+        residual = s.residual - rate * moved
         new = jnp.vdot(residual, residual)
-        decrease = s.decrease + rate * s.squares / 2
-        near = (decrease <= least) | (jnp.linalg.norm(sizes * x) <= shortest)
         products = s.products + 1
-        on = (curvature > eps * largest) & (new > eps**2 * squares) & jnp.isfinite(new) & near
+        on = (curvature > eps * largest) & (new > eps**2 * squares) & jnp.isfinite(new)
         return _Search(
             products,
             on & (products < min(len(gradient), MOST_PRODUCTS)),
-            x,
+            s.x + rate * s.direction,
             residual,
             residual + new / s.squares * s.direction,
             new,
             largest,
-            decrease,
-            near,
+            s.decrease + rate * s.squares / 2,
         )
 
     end = tree.while_loop(
@@ -95,7 +86,10 @@ def is_minimum(
             squares,
             zero,
             zero,
-            wanted,
         ),
     )
-    return end.near & jnp.any(sizes != 0), end.products
+    # Where nothing can move there is no minimum.
+    still = wanted & jnp.all(sizes == 0)
+    decrease = jnp.where(still, jnp.inf, end.decrease)
+    length = jnp.where(still, jnp.inf, jnp.linalg.norm(sizes * end.x))
+    return decrease, length, end.products

@@ -22,7 +22,7 @@ from ..binding.model import Split, split, strong
 from ..binding.optimizer import Optimizer
 from ..residual_losses import linearized
 from ..training.loss import checked_loss, residual_loss
-from .newton import MOST_PRODUCTS, is_minimum
+from .newton import MOST_PRODUCTS, newton
 from .runs import send
 
 REASONS = {
@@ -209,8 +209,7 @@ class Solver(NamedTuple):
         # converges faster than linearly reaches it a step before rounding.
         tol = jnp.asarray(max(jnp.finfo(value.dtype).eps ** (2 / 3), 1e-8), value.dtype)
         tols = SimpleNamespace(**{"ftol": tol, "xtol": tol, "gtol": tol} | self.problem.tolerances)
-        least = tols.ftol.astype(value.dtype) * value
-        change, still, ahead = self._last_step(c, now, least)
+        change, still, ahead = self._last_step(c, now, tols.ftol.astype(value.dtype) * value)
         moved = (c.idle == 0) & (c.steps > 0)
         short, flat, rounded, finite = self._everywhere(
             c, now, jnp.where(moved, ahead, 0), tols, residuals
@@ -221,9 +220,11 @@ class Solver(NamedTuple):
         claims = (telling & (change | short)) | (moved & still & change) | (c.idle > 0)
         claims |= rounded
         checked = claims & (c.unchecked == 0) & (c.code < 0)
+        decrease, length, products = self._newton(c, now, can_move, residuals, checked)
         # As Gill, Murray and Wright: where the loss has its digits, the parameters have half.
-        shortest = jnp.maximum(tols.xtol, jnp.finfo(value.dtype).eps ** 0.5)
-        done, products = self._is_minimum(c, now, can_move, residuals, (least, shortest), checked)
+        least = (tols.ftol.astype(value.dtype) * value).astype(decrease.dtype)
+        longest = jnp.maximum(tols.xtol, jnp.finfo(value.dtype).eps ** 0.5)
+        done = checked & ((decrease <= least) | (length <= longest.astype(length.dtype)))
         unchecked = jnp.where(checked, MOST_PRODUCTS, jnp.maximum(c.unchecked - 1, 0))
 
         # The first step projects a start outside.
@@ -283,17 +284,10 @@ class Solver(NamedTuple):
         # Together, since each reduction of its own would be two or three kernels.
         return jnp.all(jnp.stack([short, flat, rounded, jnp.isfinite(slopes)]), axis=1)
 
-    def _is_minimum(
-        self,
-        c: _Carry,
-        now: _Point,
-        can_move: Array,
-        residuals: Residuals | None,
-        tols: tuple[Scalar, Scalar],
-        wanted: Array,
-    ) -> tuple[Bool[Array, ""], Int[Array, ""]]:
-        """Whether Newton's step, in units of the sizes and over the parameters that can move, is
-        negligible."""
+    def _newton(
+        self, c: _Carry, now: _Point, can_move: Array, residuals: Residuals | None, wanted: Array
+    ) -> tuple[Scalar, Scalar, Int[Array, ""]]:
+        """Newton's step in units of the sizes, over the parameters that can move."""
         params, gradient, sizes = c.params, now.gradient, now.sizes
         largest = jnp.where(sizes > 0, sizes, 1)
         # A size may have shrunk by many digits since the start.
@@ -323,8 +317,7 @@ class Solver(NamedTuple):
                 ways.append(lambda: difference(v, by_rows))
             return units * first_possible(*ways)
 
-        least, shortest = (x.astype(gradient.dtype) for x in tols)
-        return is_minimum(product, units * gradient, units / largest, least, shortest, wanted)
+        return newton(product, units * gradient, units / largest, wanted)
 
     def _can_move(self, root: Part, grads: list[Array], along: list[Array]) -> Array:
         """1 for parameters that can move, and 0 for the others."""

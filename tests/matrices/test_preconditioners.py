@@ -11,6 +11,7 @@ from known_matrix import GRADS, START, drawn_matrix
 
 import slalom as sl
 from helpers import EXHAUSTIVE, SLOW, public, slalom_trajectory, updates_of
+from slalom.rules.matrices import _orthonormal
 
 
 def cautious(updates, grads, **options):
@@ -160,17 +161,65 @@ def test_splus_takes_signs_in_the_eigenvectors_of_earlier_steps(f, x64):
     np.testing.assert_allclose(splus_updates(grads, f), wanted, atol=1e-9)
 
 
+@pytest.fixture
+def as_on(monkeypatch):
+    """Computes as on this platform, where TensorFloat32 has 11 bits."""
+
+    def set_platform(platform):
+        def choice(*arrays, default, **functions):
+            return functions.get(platform, default)(*arrays)
+
+        def parts(x):
+            return tuple(jax.lax.reduce_precision(part, 8, 10) for part in whole_parts(x))
+
+        whole_parts = _orthonormal._parts
+        monkeypatch.setattr(jax.lax, "platform_dependent", choice)
+        monkeypatch.setattr(_orthonormal, "_parts", parts)
+
+    return set_platform
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (300, 8)])
+def test_products_in_parts_are_those_of_float32(shape, as_on):
+    as_on("cuda")
+    random = np.random.default_rng(0)
+    wide, other = random.standard_normal(shape), random.standard_normal(shape[::-1])
+    wide, other = (np.asarray(x.astype(np.float32), np.float64) for x in (wide, other))
+    x, y = jnp.asarray(wide, jnp.float32), jnp.asarray(other, jnp.float32)
+    error = np.abs(_orthonormal.products_of(x) - wide.T @ wide)
+    assert np.all(error <= 1e-6 * np.abs(wide).T @ np.abs(wide))
+    error = np.abs(_orthonormal.product(x, y) - wide @ other)
+    assert np.all(error <= 1e-6 * np.abs(wide) @ np.abs(other))
+    # The derivatives of the parts are coarse.
+    for function, plain in (
+        (_orthonormal.products_of, lambda x: x.T @ x),
+        (lambda x: _orthonormal.product(x, y), lambda x: x @ y),
+    ):
+        value, pullback = jax.vjp(plain, x)
+        np.testing.assert_allclose(jax.vjp(function, x)[1](value), pullback(value), rtol=1e-6)
+
+
+def test_products_of_float32_are_in_parts_on_gpus_of_nvidia_only():
+    def products(platform, dtype):
+        traced = jax.jit(_orthonormal.products_of).trace(jnp.ones((4, 4), dtype))
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        return [line.count("HIGHEST") for line in text.splitlines() if "dot_general" in line]
+
+    assert products("cuda", jnp.float32) == [0, 0]
+    assert products("rocm", jnp.float32) == products("cpu", jnp.float32) == [2]
+    assert products("cuda", jnp.complex64) == [2]
+
+
 RANKS = {"full": np.ones(24), "decades": 10.0 ** -np.arange(24), "low": np.arange(24) < 3, "one": 1}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
-@pytest.mark.parametrize("platform", ["cpu", "default"])
-def test_a_refresh_of_soap_is_a_qr_decomposition(rank, dtype, platform, monkeypatch, x64):
+@pytest.mark.parametrize("platform", ["cpu", "tpu", "cuda"])
+def test_a_refresh_of_soap_is_a_qr_decomposition(rank, dtype, platform, as_on, x64):
     """Also where columns nearly depend on each other, and where they are zero."""
-    if platform == "default":
-        monkeypatch.setattr(jax.lax, "platform_dependent", lambda *x, cpu, default: default(*x))
+    as_on(platform)
     random = np.random.default_rng(0)
     sizes = np.zeros((24, 24)) + RANKS[rank]
     rule = sl.ScaleBySoap(precondition_frequency=1, b2=0.5)

@@ -20,7 +20,7 @@ from ...tree.types import Params
 from ...where.layout import Matrix
 from .._base import AbstractRule, Context, State
 from .._layout import matrices_as_text
-from ._orthonormal import adjoint, adjoint_times, eigh, orthonormal, times_adjoint
+from ._orthonormal import adjoint, adjoint_times, eigh, orthonormal, product, times_adjoint
 
 # --- how often ------------------------------------------------------------------------------
 
@@ -208,23 +208,21 @@ def refreshed_eigenvectors(x: Inexact[Array, "n n"], basis: Inexact[Array, "n n"
 
     **Returns:** better eigenvectors.
     """
-    with jax.default_matmul_precision("highest"):
-        product = _product(x, basis)
-        order = jnp.argsort(-jnp.sum((jnp.conj(basis) * product).real, axis=-2))
-        return orthonormal(product[:, order]), order
+    new = _times_basis(x, basis)
+    order = jnp.argsort(-jnp.sum((jnp.conj(basis) * new).real, axis=-2))
+    return orthonormal(new[:, order]), order
 
 
 def iterated_eigenvectors(x: Inexact[Array, "n n"], basis: Inexact[Array, "n n"]) -> Eigenvectors:
     """As `refreshed_eigenvectors`, without a change of order."""
-    with jax.default_matmul_precision("highest"):
-        return orthonormal(_product(x, basis)), jnp.arange(len(basis))
+    return orthonormal(_times_basis(x, basis)), jnp.arange(len(basis))
 
 
-def _product(x: Inexact[Array, "n n"], basis: Inexact[Array, "n n"]) -> Inexact[Array, "n n"]:
+def _times_basis(x: Inexact[Array, "n n"], basis: Inexact[Array, "n n"]) -> Inexact[Array, "n n"]:
     """(x + δ·I)·Q, as if `x` were divided by its largest entry, but without a copy of it.
 
     δ is as small as a rounding error. It keeps the columns of Q that `x` maps to 0.
     """
     factor = tree.inverse_root(_largest_entry(x))
     delta = _UNITS * float(jnp.finfo(x.dtype).eps)
-    return (x @ (basis * factor)) * factor + delta * basis
+    return product(x, basis * factor) * factor + delta * basis

@@ -137,7 +137,7 @@ def test_calls_of_steps():
         bound().shard_state()
     with refused(
         TypeError,
-        "sweep() is missing 'model', 'batches' and 'grid'",
+        "sweep() is missing 'model', 'batches', 'grid' and 'steps'",
         "`sl.sweep(loss_fn, tx, model, batches, grid",
     ):
         sl.sweep(step, {"learning_rate": [0.1]})
@@ -161,6 +161,21 @@ def test_calls_of_functions():
         sl.train_step(total, optimizer=sl.adam(0.1))
     with refused(TypeError, "minimize() … 'steps'", "max_steps"):
         sl.minimize(total, sl.lbfgs(), params(), steps=10)
+    for keyword, ours in (("method", "tx"), ("maxiter", "max_steps"), ("x0", "model")):
+        with refused(TypeError, f"minimize() … '{keyword}'", f"Write {ours}."):
+            sl.minimize(total, **{keyword: None})
+    with refused(
+        TypeError, "missing 'model' and 'max_steps'", "`found = sl.minimize(loss_fn, sl.lbfgs(), "
+    ):
+        sl.minimize(total, sl.lbfgs())
+    with refused(
+        TypeError,
+        "second argument of `sl.minimize` … of type dict",
+        "`sl.minimize(loss_fn, tx, model, ...)`",
+    ):
+        sl.minimize(total, params(), sl.lbfgs(), max_steps=10)
+    with refused(TypeError, "second argument of `sl.minimize` … got 'BFGS'", "`sl.adam(1e-3)`"):
+        sl.minimize(total, "BFGS", params(), max_steps=10)
     with refused(TypeError, "minimize() … 'args'", "`minimize(loss_fn, tx, model, *args, ...)`"):
         sl.minimize(total, sl.lbfgs(), params(), args=(1.0,), max_steps=10)
     with refused(TypeError, "muon() … 'muon_weight_dimension_numbers'", "Write layout"):

@@ -69,6 +69,8 @@ def test_plots():
 def test_batches_steps_and_the_learning_rate_range_test():
     with refused(TypeError, "`sl.sweep` … got a tuple of 2", BATCHES_ARE):
         sweep(RATES, batches=(jnp.ones(2), jnp.ones(2)))
+    with refused(TypeError, "second argument of `sl.sweep` … got <function adam", "`adam(...)`"):
+        sweep(RATES, sl.adam)
     with refused(TypeError, "`sl.lr_range_test` … got an array", BATCHES_ARE):
         search(batches=jnp.ones((4, 2)))
     with refused(TypeError, "`sl.sweep` … got an object of type int", BATCHES_ARE):

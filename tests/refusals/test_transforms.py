@@ -27,7 +27,7 @@ def test_what_is_no_transform():
     ):
         bound(sl.ScaleByAdam)
     with refused(
-        TypeError, "first argument … got a model of type dict", "`sl.Optimizer(tx, model)`"
+        TypeError, "first argument … got an argument of type dict", "`sl.Optimizer(tx, model)`"
     ):
         sl.Optimizer(params(), sl.adam(0.1))
     with refused(TypeError, "Link 1 … got 0.1 of type float", "a transform"):

@@ -122,8 +122,11 @@ _RENAMED = {
     "dtype_momentum mu_dtype": "accumulator_dtype",
     "epsilon": "eps",
     "every_k_schedule": "k",
+    "fun": "loss_fn",
     "lr step_size": "learning_rate",
     "mask weight_decay_mask": "decay_where",
+    "maxfev maxiter max_nfev": "max_steps",
+    "method optimizer": "tx",
     "projection": "fn",
     "seed": "key",
     "should_skip_update_fn": "skip",
@@ -131,6 +134,7 @@ _RENAMED = {
     "trust_ratio_mask": "trust_ratio_where",
     "use_grad_mean": "mean",
     "wd": "weight_decay",
+    "x0": "model",
     "weight_dimension_numbers muon_weight_dimension_numbers": "layout",
 }
 """Argument names from Optax and PyTorch, and their names here."""
@@ -294,7 +298,11 @@ def advise_positions(advice: str, name: str | None = None) -> Callable[[_Advised
         kinds = [p.kind for p in parameters.values()]
         most = sum(kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD for kind in kinds)
         unlimited = inspect.Parameter.VAR_POSITIONAL in kinds
-        required = [p for p in [*parameters.values()][:most] if p.default is p.empty]
+        required = [
+            p
+            for p in parameters.values()
+            if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        ]
         # Methods are called with `self`, which nobody writes.
         is_method = "self" in parameters
 
@@ -307,14 +315,13 @@ def advise_positions(advice: str, name: str | None = None) -> Callable[[_Advised
                     f"{named}() takes {most - is_method} argument{'s' * (most - is_method > 1)} by "
                     f"position, got {len(args) - is_method}. {advice}"
                 )
-            if len(args) < len(required):
-                absent = [
-                    f"'{p.name}'"
-                    for p in required[len(args) :]
-                    if p.kind is p.POSITIONAL_ONLY or p.name not in kwargs
-                ]
-                if absent:
-                    raise TypeError(f"{named}() is missing {series(absent, 'and')}. {advice}")
+            absent = [
+                f"'{p.name}'"
+                for p in required[min(len(args), most) :]
+                if p.kind is p.POSITIONAL_ONLY or p.name not in kwargs
+            ]
+            if absent:
+                raise TypeError(f"{named}() is missing {series(absent, 'and')}. {advice}")
             return function(*args, **kwargs)
 
         return cast(_Advised, call)

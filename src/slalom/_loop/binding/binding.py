@@ -1,7 +1,7 @@
 """Binds a transform to parameters: checks the pair, splits off static data, and names arrays."""
 
 import dataclasses
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -157,12 +157,19 @@ def is_abstract(model: PyTree) -> bool:
     return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(model))
 
 
-def no_transform(x: Any, model: PyTree) -> str:
-    """The message for a first argument that is not a transform."""
-    message = "The first argument of an optimizer must be a transform such as `sl.adam(1e-3)`, got "
-    if isinstance(model, AbstractTransform):
-        kind = type(x).__name__
-        return f"{message}a model of type {kind}. Write `sl.Optimizer(tx, model)`."
+def no_transform(x: Any, others: Iterable[PyTree], position: str, call: str) -> str:
+    """The message for an argument that is not a transform.
+
+    **Arguments:**
+
+    - `x`: the argument.
+    - `others`: the other arguments, of which one may be the transform.
+    - `position`: which argument of what it is.
+    - `call`: the code to write.
+    """
+    message = f"The {position} must be a transform such as `sl.adam(1e-3)`, got "
+    if any(isinstance(other, AbstractTransform) for other in others):
+        return f"{message}an argument of type {type(x).__name__}. Write `{call}`."
     return f"{message}{x!r}.{uncalled(x)}"
 
 

@@ -81,7 +81,8 @@ class Optimizer(AbstractOptimizer):
         - `hyperparam_dtype`: the dtype of all hyperparameters. Defaults to the dtypes above.
         """
         if not isinstance(transform, AbstractTransform):
-            raise TypeError(no_transform(transform, model))
+            at, call = "first argument of an optimizer", "sl.Optimizer(tx, model)"
+            raise TypeError(no_transform(transform, [model], at, call))
         if model is None:
             raise TypeError(_BOUND)
         where = as_where_or_none(trainable)

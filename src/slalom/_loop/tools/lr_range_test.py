@@ -10,11 +10,11 @@ from jaxtyping import Float
 
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.figures import make_figure
-from ..._core.text.messages import advise_keywords, check_int
+from ..._core.text.messages import advise_positions, check_int
 from ...tree.types import PyTree, WhereLike
 from ..binding.optimizer import Optimizer
 from ..training.options import BatchArgs
-from .runs import Run, progress_bar, step_of_runs, take
+from .runs import Run, bound, progress_bar, step_of_runs, take
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -97,7 +97,7 @@ class LRRangeTestResult:
         return f"learning-rate range test: {rates}{', diverged' * self.diverged}, {best}"
 
 
-@advise_keywords
+@advise_positions("Write `found = sl.lr_range_test(loss_fn, tx, model, batches)`.")
 def lr_range_test(
     loss_fn: Callable[..., Any],
     tx: AbstractTransform[Any],
@@ -188,7 +188,7 @@ def lr_range_test(
         microbatches=microbatches,
         batch_args=batch_args,
     )
-    run = Run(model, Optimizer(tx, model, trainable=trainable), model_state)
+    run = Run(model, bound("sl.lr_range_test", loss_fn, tx, model, trainable), model_state)
     learning_rates = np.geomspace(lr_min, lr_max, steps)
     losses: list[float] = []
     diverged = False

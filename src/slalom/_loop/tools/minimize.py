@@ -13,7 +13,7 @@ from ..._core.fields.declare import check_number
 from ..._core.protocol.parts import transforms
 from ..._core.protocol.real_vectors import from_vector, to_vector
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_keywords, check_int
+from ..._core.text.messages import advise_positions, check_int
 from ...rules.curvature.levenberg_marquardt import ScaleByLevenbergMarquardt
 from ...tree.dtypes import canonical_float, sum_dtype
 from ...tree.types import PyTree, Tracer, WhereLike
@@ -24,7 +24,7 @@ from ..programs.arguments import as_tree
 from ..programs.compiled import carried
 from ..programs.program import Program
 from ..residual_losses import AbstractCurvatureLoss, LeastSquares
-from .runs import progress_bar, receiver, shows_progress
+from .runs import bound, progress_bar, receiver, shows_progress
 from .solving import CONVERGED, REASONS, Problem, Solver
 
 
@@ -161,7 +161,7 @@ def _shown(x: Array) -> str:
     return ends[0] if ends[0] == ends[1] else " to ".join(ends)
 
 
-@advise_keywords
+@advise_positions("Write `found = sl.minimize(loss_fn, sl.lbfgs(), model, max_steps=100)`.")
 def minimize(
     loss_fn: Callable[..., Any],
     tx: AbstractTransform[Any] | Optimizer,
@@ -256,7 +256,7 @@ def minimize(
             "The optimizer that `sl.minimize` got knows which arrays it trains. Remove "
             "`trainable`, or change it first: `opt, report = opt.rebind(model, trainable=...)`."
         )
-    opt = tx if isinstance(tx, Optimizer) else Optimizer(tx, model, trainable=trainable)
+    opt = tx if isinstance(tx, Optimizer) else bound("sl.minimize", loss_fn, tx, model, trainable)
     check_one_run(opt.arrays.count, "sl.minimize(loss_fn, opt, model, ...)")
     traced = any(isinstance(x, Tracer) for x in jax.tree.leaves((model, args, opt, loss_fn)))
     if traced and (progress or callback is not None):

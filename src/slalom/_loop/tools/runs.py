@@ -14,10 +14,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from ...tree.types import PyTree, Scalar
+from ..._core.protocol.transform import AbstractTransform
+from ...tree.types import PyTree, Scalar, WhereLike
+from ..binding.binding import no_transform
 from ..binding.optimizer import Optimizer
 from ..training.options import check_model_state
 from ..training.train_step import train_step
+
+
+def bound(who: str, loss_fn: Any, tx: Any, model: PyTree, trainable: WhereLike | None) -> Optimizer:
+    """The optimizer of a tool, from its arguments. `who` is the public function, for messages."""
+    if not isinstance(tx, AbstractTransform):
+        at, call = f"second argument of `{who}`", f"{who}(loss_fn, tx, model, ...)"
+        raise TypeError(no_transform(tx, [loss_fn, model], at, call))
+    return Optimizer(tx, model, trainable=trainable)
 
 
 def take(batches: Iterable[Any], steps: int, who: str) -> Iterator[tuple[Any, ...]]:

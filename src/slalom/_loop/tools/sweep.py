@@ -16,7 +16,7 @@ from ..._core.fields.schedule import AbstractSchedule
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text import notebook
 from ..._core.text.figures import make_figure
-from ..._core.text.messages import advise_keywords, advise_positions, check_int
+from ..._core.text.messages import advise_positions, check_int
 from ...tree.paths import candidates
 from ...tree.types import PyTree, WhereLike
 from ..binding.model import split
@@ -25,7 +25,7 @@ from ..programs.arguments import Carried
 from ..programs.program import Program
 from ..reports.plots import draw_final_losses, draw_heat_map, draw_sweep_losses
 from ..training.options import BatchArgs
-from .runs import Run, progress_bar, step_of_runs, take
+from .runs import Run, bound, progress_bar, step_of_runs, take
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -126,7 +126,6 @@ limit, the batches of all steps could be in memory at once."""
 
 
 @advise_positions("Write `sl.sweep(loss_fn, tx, model, batches, grid, steps=100)`.")
-@advise_keywords
 def sweep(
     loss_fn: Callable[..., Any],
     tx: AbstractTransform[Any],
@@ -193,7 +192,7 @@ def sweep(
     check_int("`steps` of `sl.sweep`", steps, 1)
     if chunk is not None:
         check_int("`chunk` of `sl.sweep`", chunk, 1, ", the number of runs at a time")
-    base = Optimizer(tx, model, trainable=trainable)
+    base = bound("sl.sweep", loss_fn, tx, model, trainable)
     axes = _checked(grid, base)
     advance = step_of_runs(
         loss_fn,

@@ -177,7 +177,7 @@ def specs(tree):
     4,
     GRADIENT_ROWS,
     everyday=("ScaleByAdam", "Graft, every_k", "Store, every_k"),
-    ci=("ScaleBySm3", "ScaleByFactoredRms, factored", "Snapshot"),
+    ci=("ScaleBySm3", "ScaleByFactoredRms, factored", "Snapshot", "EveryK, skip"),
 )
 def test_every_row_steps_along_explicit_axes(row):
     params = sharded(AXES["explicit"])

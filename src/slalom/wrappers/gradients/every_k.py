@@ -221,9 +221,8 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
     def _nothing_skipped(self, params: Params) -> dict[str, Array] | None:
         if self.skip is None:
             return None
-        return tree.zeros_of(
-            jax.eval_shape(self._evaluate_skip, params, tree.fresh_count(), params)
-        )
+        shapes = jax.eval_shape(self._evaluate_skip, params, tree.fresh_count(), params)
+        return tree.zeros_of(shapes, params)
 
     def _skip_report(
         self, grads: Updates, state: EveryKState, params: Params | None

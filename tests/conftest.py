@@ -119,6 +119,21 @@ def x64():
         yield
 
 
+@pytest.fixture
+def as_on(monkeypatch):
+    """A function that chooses the branches for a platform in what is traced from then on."""
+
+    def choose(platform):
+        def chosen(*arrays, default, **branches):
+            return branches.get(platform, default)(*arrays)
+
+        jax.clear_caches()  # of functions that were traced for a CPU
+        monkeypatch.setattr(jax.lax, "platform_dependent", chosen)
+
+    yield choose
+    jax.clear_caches()
+
+
 TYPECHECKED = {
     *("docs", "refusals", "test_table", "test_types", "test_typecheck", "test_methods"),
     *("test_plan", "test_describe", "test_combine", "test_compute_dtype", "test_loop_tools"),

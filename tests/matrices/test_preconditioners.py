@@ -162,24 +162,18 @@ def test_splus_takes_signs_in_the_eigenvectors_of_earlier_steps(f, x64):
 
 
 @pytest.fixture
-def as_on(monkeypatch):
-    """Computes as on this platform, where TensorFloat32 has 11 bits."""
+def eleven_bits(monkeypatch):
+    """Rounds to TensorFloat32 what is multiplied in parts."""
 
-    def set_platform(platform):
-        def choice(*arrays, default, **functions):
-            return functions.get(platform, default)(*arrays)
+    def parts(x):
+        return tuple(jax.lax.reduce_precision(part, 8, 10) for part in exact(x))
 
-        def parts(x):
-            return tuple(jax.lax.reduce_precision(part, 8, 10) for part in whole_parts(x))
-
-        whole_parts = _orthonormal._parts
-        monkeypatch.setattr(jax.lax, "platform_dependent", choice)
-        monkeypatch.setattr(_orthonormal, "_parts", parts)
-
-    return set_platform
+    exact = _orthonormal._parts
+    monkeypatch.setattr(_orthonormal, "_parts", parts)
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (300, 8)])
+@pytest.mark.usefixtures("eleven_bits")
 def test_products_in_parts_are_those_of_float32(shape, as_on):
     as_on("cuda")
     random = np.random.default_rng(0)
@@ -217,6 +211,7 @@ RANKS = {"full": np.ones(24), "decades": 10.0 ** -np.arange(24), "low": np.arang
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
 @pytest.mark.parametrize("platform", ["cpu", "tpu", "cuda"])
+@pytest.mark.usefixtures("eleven_bits")
 def test_a_refresh_of_soap_is_a_qr_decomposition(rank, dtype, platform, as_on, x64):
     """Also where columns nearly depend on each other, and where they are zero."""
     as_on(platform)

@@ -67,6 +67,17 @@ def test_one_huge_gradient_does_no_lasting_harm(ends):
     assert not_finite(ends["huge"]) == []
 
 
+@ROWS
+def test_what_is_written_for_gpus_computes_the_same(row, ends, as_on):
+    as_on("cuda")
+    for name, own in after_steps(row.tx).items():
+        for (path, x), y in zip(
+            jax.tree_util.tree_leaves_with_path(own), jax.tree.leaves(ends[name]), strict=True
+        ):
+            size = np.max(np.abs(y), initial=0, where=np.isfinite(y))
+            np.testing.assert_allclose(x, y, 1e-4, 1e-5 * size, err_msg=f"{name}, {path}")
+
+
 HIDDEN = {
     "no gradient counts": ("SetToZero(", "freeze(", "otherwise="),
     "this is its purpose": ("ZeroNans(", "if_finite(", "SkipNotFinite(", "scale_loss("),
@@ -196,8 +207,10 @@ def test_large_parameters_take_a_finite_step(name):
 HUGE = [(shape, bound) for shape in [(3,), (4, 4)] for bound in (None, 1.0)]
 
 
+@pytest.mark.parametrize("platform", slow_except(("cpu", "cuda"), "cuda"))
 @pytest.mark.parametrize("case", slow_except(HUGE, HUGE[-1]), ids=str)
-def test_adafactor_recovers_from_a_huge_gradient(case):
+def test_adafactor_recovers_from_a_huge_gradient(case, platform, as_on):
+    as_on(platform)
     shape, clipping_threshold = case
     tx = sl.ScaleByFactoredRms(min_dim_size_to_factor=2, clipping_threshold=clipping_threshold)
     state, update = tx.init(jnp.ones(shape)), jax.jit(tx.update)
@@ -210,6 +223,17 @@ def test_adafactor_recovers_from_a_huge_gradient(case):
     )
     updates, _ = update(later, state)
     assert bool(jnp.all(updates > 1e-2))
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_adafactor_clips_huge_gradients_beside_zeros(platform, as_on):
+    as_on(platform)
+    tx = sl.ScaleByFactoredRms(min_dim_size_to_factor=2, clipping_threshold=1.0)
+    grads = jnp.array([[3e20, 0.0, 0.0], [1.0, 0.0, 0.0]])
+    _, state = tx.update(jnp.sign(grads), tx.init(grads))
+    updates, _ = tx.update(grads, state)
+    assert bool(jnp.all((updates > 0) == (grads > 0)))
+    np.testing.assert_allclose(jnp.mean(updates**2), 1, rtol=1e-5)
 
 
 LAYOUT = {sl.where.path("w"): "oi"}

@@ -129,39 +129,39 @@ class ScaleByFactoredRms(AbstractRule[ScaleByFactoredRmsState]):
         if len(leaf.nu) == 1:
             (nu,) = leaf.nu
 
-            def sum_of_quotients():
-                return jnp.sum(tree.quotient(g, nu) * jnp.conj(g)).real
+            def norm_from_quotients():
+                return tree.root(jnp.sum(tree.quotient(g, nu) * jnp.conj(g)).real)
 
-            factor = self._rms_clip_factor(g, sum_of_quotients)
-            return g * (tree.inverse_root(nu) * factor)
+            return g * (tree.inverse_root(nu) * self._rms_clip_factor(g, norm_from_quotients))
         row, column = leaf.nu
-        # Roots of vectors are cheaper than roots of all their products.
-        by_row = tree.inverse_root(row)
         # Divided first, since the sum of the largest squares would overflow.
         smaller = tuple(map(min, row.shape, column.shape))  # with both averaged
         mean = _reduce(jnp.sum, row * (math.prod(smaller) / max(row.size, 1)), smaller)
-        by_column = tree.inverse_root(column) * tree.root(mean)
+        # Roots of vectors are cheaper than roots of all their products.
+        by_row, by_column = tree.inverse_root(row), tree.inverse_root(column)
+        scale = tree.root(mean)
 
-        def sum_along(one: Array, other: Array) -> Scalar:
+        def norm_along(one: Array, other: Array) -> Scalar:
             within = _reduce(jnp.sum, tree.abs_squared(g * one), other.shape)
-            return jnp.sum(within * jnp.square(other))
+            # Where g is huge in other rows and columns, a square of the second factor overflows.
+            return tree.norm(tree.root(within) * (other * scale))
 
-        def sum_of_squares():
+        def norm():
             # Rows are contiguous, but on a CPU XLA would compute both sums of a 50 257 × 768 matrix
             # at once, at a tenth of the speed.
-            by = by_row, by_column
             return jax.lax.platform_dependent(
-                *by, cpu=sum_along, default=lambda row, column: sum_along(column, row)
+                *(by_row, by_column),
+                cpu=norm_along,
+                default=lambda row, column: norm_along(column, row),
             )
 
-        return g * (by_row * self._rms_clip_factor(g, sum_of_squares)) * by_column
+        return g * (by_row * self._rms_clip_factor(g, norm)) * (by_column * scale)
 
-    def _rms_clip_factor(self, g: Array, sum_of_squares: Callable[[], Array]) -> Scalar | int:
-        """The factor that clips an update, shaped like `g`, with this sum of squares."""
+    def _rms_clip_factor(self, g: Array, norm: Callable[[], Scalar]) -> Scalar | int:
+        """The factor that clips an update, shaped like `g`, with this norm."""
         if self.clipping_threshold is None:
             return 1
-        rms = tree.root(sum_of_squares() / float(max(g.size, 1)))
-        return clip_factor(rms, self.clipping_threshold)
+        return clip_factor(norm() / math.sqrt(max(g.size, 1)), self.clipping_threshold)
 
 
 def _reduce(

@@ -19,6 +19,10 @@ def total(model):
     return jnp.sum(model["w"])
 
 
+def weighted(model, weights):
+    return total(model) * jnp.mean(weights)
+
+
 def compiled_in_a_loop(make_step, times=3):
     """The warnings of a loop that makes a step and calls it once."""
     with warnings.catch_warnings(record=True) as caught:
@@ -50,8 +54,15 @@ def test_lambdas_in_a_loop_are_mistakes_and_programs_used_again_are_not():
         sl.train_step(total)(model(), sl.Optimizer(sl.adam(0.1), model()))
         sl.Optimizer(sl.adam(0.1), model()).step(model(), model())
 
+    parts = iter((1, 2, 4))
+
+    def make_with_other_options():
+        step = sl.train_step(weighted, microbatches=next(parts))
+        step(model(), sl.Optimizer(sl.sgd(0.1), model()), jnp.ones(4))
+
     assert compiled_in_a_loop(make_and_use) == []
     assert compiled_in_a_loop(make_with_a_known_function) == []
+    assert compiled_in_a_loop(make_with_other_options) == []
 
 
 @pytest.mark.parametrize("name", ["sl.train_step", "opt.step"])

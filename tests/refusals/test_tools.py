@@ -140,6 +140,8 @@ def test_sweeps():
         "Replace it by a number … `sl.schedules`",
     ):
         sweep(RATES, sl.sgd(lambda step: 0.1))
+    with refused(TypeError, "The loss … missing a required argument: 'x'", "step(model, opt, x)"):
+        sweep(RATES, batches=[()])
     with refused(TypeError, "`chunk` … got 'all'", "an int, the number of runs at a time"):
         sweep(RATES, chunk="all")
     with refused(ValueError, "`chunk` … got 0", "at least 1"):

@@ -149,7 +149,7 @@ functions and the numbers in it, and the number of programs in a row that were c
 
 
 def watch(
-    who: str, function: Any, structure: Any, statics: Mapping[int, Any], shapes: Any
+    who: str, body: Any, function: Any, structure: Any, statics: Mapping[int, Any], shapes: Any
 ) -> list[int]:
     """Notes that a program is to be compiled, and warns if it is the third in a row like it.
 
@@ -160,6 +160,7 @@ def watch(
     **Arguments:**
 
     - `who`: what the user calls, such as `opt.step`.
+    - `body`: what is compiled, with the options of a training step.
     - `function`: the loss among the arguments, or `None`.
     - `structure`, `statics`: the structure of the arguments, and their static leaves by position.
     - `shapes`: the shapes of what is carried, and where it is.
@@ -174,7 +175,7 @@ def watch(
     text = repr((structure, others, shapes))
     functions = _FUNCTION.findall(text)
     addresses = _ADDRESS.findall(text)
-    key = hash((who, source, _ADDRESS.sub("", text)))
+    key = hash((body, source, _ADDRESS.sub("", text)))
     before, last_addresses, last_numbers, number = _last_compiled.get(key, (None, [], {}, 0))
     number = number + 1 if before is not None and before[0] == 1 else 1
     if len(_last_compiled) >= _MOST_TEXTS:

@@ -112,9 +112,9 @@ class Program(Generic[Arguments, Other]):
                 raise
             except TypeError:
                 # JAX would name the position among all arrays.
-                for path, x in named_leaves(arguments):
+                for path, x in jax.tree_util.tree_leaves_with_path(arguments):
                     if isinstance(x, np.ndarray) and x.dtype.kind in "OSUMm":
-                        message = NO_NUMBERS.format(path=path, dtype=x.dtype)
+                        message = NO_NUMBERS.format(path=dotted(path), dtype=x.dtype)
                         raise TypeError(message) from None
                 raise
         new, other = unpack(packed)
@@ -139,7 +139,7 @@ class Program(Generic[Arguments, Other]):
                 loss_fn = loss_fn.innermost if isinstance(loss_fn, Bound) else loss_fn
                 shapes = [np.shape(leaves[i]) for i in carried]
                 known = signature.structure, signature.statics, shapes
-                signature.calls = watch(self.watched, loss_fn, *known)
+                signature.calls = watch(self.watched, self.body, loss_fn, *known)
             signature.calls[0] += 1
         # A donated tree lost all its buffers at once, so two of them are enough to tell.
         if any(is_deleted(leaves[i]) for i in carried[:1] + carried[-1:]):

@@ -65,6 +65,12 @@ def test_lambdas_in_a_loop_are_mistakes_and_programs_used_again_are_not():
     assert compiled_in_a_loop(make_with_other_options) == []
 
 
+def test_a_new_loss_for_a_step_by_hand():
+    opt = sl.Optimizer(sl.sgd(0.1), model())
+    (message,) = compiled_in_a_loop(lambda: opt.step(model(), model(), value_fn=lambda m: total(m)))
+    assert ".<lambda>` in its arguments is a new one each time" in message
+
+
 @pytest.mark.parametrize("name", ["sl.train_step", "opt.step"])
 def test_an_optimizer_with_a_new_schedule_in_a_loop(name):
     step = sl.train_step(total)

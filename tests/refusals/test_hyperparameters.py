@@ -162,6 +162,8 @@ def test_new_values_and_numbers_that_a_dtype_cannot_hold():
     for use in (lambda opt: opt.with_hyperparams(lr=0.1), lambda opt: opt.hyperparams["lr"]):
         with refused(KeyError, "'lr' is not known", ADAM_KNOWS + " … Write learning_rate"):
             use(bound())
+    with refused(KeyError, "'momentum' is not known", "'trace.decay' … Write trace.decay"):
+        bound(sl.sgd(0.1, momentum=0.9)).with_hyperparams(momentum=0.8)
     with refused(KeyError, "'**.lr' matches no hyperparameter", ADAM_KNOWS):
         bound().with_hyperparams({"**.lr": 0.1})
     with refused(KeyError, "'b1' is ambiguous", "'scale_by_lion.b1', 'scale_by_adam.b1'"):

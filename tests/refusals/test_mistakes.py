@@ -157,6 +157,8 @@ def test_calls_of_steps():
 
 
 def test_calls_of_functions():
+    with refused(TypeError, "partition() is missing 'labels'", "`other.partition({where: tx})`"):
+        sl.partition({sl.where.path("w"): sl.sgd(0.1)})
     with refused(TypeError, "train_step() … 'optimizer'", "It takes loss_fn, has_aux"):
         sl.train_step(total, optimizer=sl.adam(0.1))
     with refused(TypeError, "minimize() … 'steps'", "max_steps"):

@@ -36,6 +36,8 @@ def test_what_is_no_transform():
         sl.named_chain(clip=sl.ClipByGlobalNorm(1.0), rule=sl.adam)
     with refused(TypeError, "Link 1 … of type function", "Call it first: `sgd(...)`"):
         sl.Clip(1.0) | sl.sgd
+    with refused(TypeError, "Link 0 … of type function", "`sl.Stateless(fn)`"):
+        sl.chain(lambda updates: updates, sl.sgd(0.1))
     with refused(
         TypeError,
         "Link 0 … got <class 'slalom.rules.shaping.clip.Clip'>",

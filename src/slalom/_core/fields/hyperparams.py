@@ -156,7 +156,8 @@ def the_path(name: str, paths: Sequence[str]) -> str:
     """The path of a name: the name itself, or the only path that it is a suffix of."""
     meant = matches(name, paths)
     if not meant:
-        advice = renamed(name, [path.rpartition(".")[2] for path in paths])
+        ends = [".".join(path.split(".")[-n:]) for path in paths for n in (1, 2)]
+        advice = renamed(name, ends)
         raise not_one(name, meant, paths, "is not known", advice)
     return meant[0]
 

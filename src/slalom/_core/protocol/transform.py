@@ -373,5 +373,7 @@ def pair(transform: AbstractTransform[Any], result: object) -> tuple[Any, Any]:
 def require_transform(what: str, x: object) -> None:
     """Raises an error for anything that is not a transform."""
     if not isinstance(x, AbstractTransform):
-        kind = type(x).__name__
-        raise TypeError(f"{what} is not a transform: got {x!r} of type {kind}.{uncalled(x)}")
+        message = f"{what} is not a transform: got {x!r} of type {type(x).__name__}."
+        if inspect.isfunction(x) and x.__name__ == "<lambda>":
+            raise TypeError(f"{message} For a function of the updates, write `sl.Stateless(fn)`.")
+        raise TypeError(f"{message}{uncalled(x)}")

@@ -184,7 +184,7 @@ def watch(
     if number == 3 and numbers != last_numbers:
         _warn_of_numbers(who, structure, numbers, last_numbers)
     elif number == 3:
-        if addresses == last_addresses:
+        if addresses == last_addresses and function is not None:
             name = getattr(function, "__name__", type(function).__name__)
             what, line = f"the function `{name}`", "step = sl.train_step(loss_fn)"
         else:

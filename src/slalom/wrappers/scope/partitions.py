@@ -15,6 +15,7 @@ from ..._core.protocol.parts import Part, segments, transforms
 from ..._core.protocol.transform import AbstractTransform, require_transform
 from ..._core.protocol.wrapper import AbstractStatelessWrapper
 from ..._core.protocol.writer import Writer
+from ..._core.text.messages import advise_positions
 from ..._core.text.printing import Call, method_call
 from ...tree.paths import candidates, leaf_paths
 from ...tree.types import Gradients, Params, PyTree, Updates, WhereLike
@@ -251,6 +252,10 @@ def _check_mapping(takes: str, value: object) -> None:
         raise TypeError(f"{takes}, got {value!r} of type {type(value).__name__}.")
 
 
+@advise_positions(
+    "Write `sl.partition({'a': tx, 'b': other}, {where: 'a', ~where: 'b'})`, or "
+    "`other.partition({where: tx})`."
+)
 def partition(transforms: Mapping[Hashable, AbstractTransform], labels: PyTree) -> Partition:
     """Applies a different transform for each label of the leaves.
 

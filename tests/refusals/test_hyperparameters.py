@@ -166,7 +166,8 @@ def test_new_values_and_numbers_that_a_dtype_cannot_hold():
         bound(sl.sgd(0.1, momentum=0.9)).with_hyperparams(momentum=0.8)
     with refused(KeyError, "'**.lr' matches no hyperparameter", ADAM_KNOWS):
         bound().with_hyperparams({"**.lr": 0.1})
-    with refused(KeyError, "'b1' is ambiguous", "'scale_by_lion.b1', 'scale_by_adam.b1'"):
+    both = "'scale_by_lion.b1', 'scale_by_adam.b1' … For all of them, write '**.b1'"
+    with refused(KeyError, "'b1' is ambiguous", both):
         bound(sl.ScaleByLion() | sl.adam(0.1)).with_hyperparams(b1=0.1)
     with refused(
         ValueError,

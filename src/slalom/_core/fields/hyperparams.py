@@ -152,9 +152,9 @@ def _plain(value: Any) -> object:
     return value.tolist()
 
 
-def the_path(name: str, paths: Sequence[str]) -> str:
+def the_path(name: str, paths: Sequence[str], if_several: str = "") -> str:
     """The path of a name: the name itself, or the only path that it is a suffix of."""
-    meant = matches(name, paths)
+    meant = matches(name, paths, if_several)
     if not meant:
         ends = [".".join(path.split(".")[-n:]) for path in paths for n in (1, 2)]
         advice = renamed(name, ends)
@@ -162,14 +162,14 @@ def the_path(name: str, paths: Sequence[str]) -> str:
     return meant[0]
 
 
-def matches(name: str, paths: Sequence[str]) -> list[str]:
-    """The path of a name, if there is one. An ambiguous name raises an error."""
+def matches(name: str, paths: Sequence[str], if_several: str = "") -> list[str]:
+    """The path of a name, if there is one. An ambiguous name raises an error, with this advice."""
     meant = named(name, paths)
     if len(meant) > 1:
         # `learning_rate` means that of the optimizer inside `.outer`, not the outer one.
         meant = [path for path in meant if "outer.optimizer." not in path] or meant
     if len(meant) > 1:
-        raise not_one(name, meant, paths)
+        raise not_one(name, meant, paths, advice=if_several)
     return meant
 
 
@@ -191,7 +191,7 @@ def targets(transform: AbstractTransform[Any], name: str) -> dict[str, Target]:
     """The hyperparameters that a path, suffix or glob names."""
     by_path = all_targets(transform)
     if not isinstance(name, str) or "*" not in name:
-        path = the_path(name, list(by_path))
+        path = the_path(name, list(by_path), f" For all of them, write '**.{name}'.")
         return {path: by_path[path]}
     chosen = {path: x for path, x in by_path.items() if glob_pattern(name).fullmatch(path)}
     if not chosen:

@@ -207,7 +207,5 @@ WRONG_VALUE = {
 }
 AMBIGUOUS = {
     "'decay' is ambiguous. Candidates: 'trace.decay', 'trace_2.decay'. For all of them, write "
-    "'**.decay'.": (
-        lambda: (sl.Trace(0.9) | sl.Trace(0.5)).drive({"decay": Plateau(0.1)})
-    ),
+    "'**.decay'.": (lambda: (sl.Trace(0.9) | sl.Trace(0.5)).drive({"decay": Plateau(0.1)})),
 }

@@ -85,7 +85,7 @@ def test_every_kind_of_leaf_passes_through_a_step():
     np.testing.assert_array_equal(model["constants"], [[1.0]])
 
 
-def test_shared_leaves_and_the_contents_of_state_indices_stay():
+def test_shared_leaves_and_the_states_of_models_stay():
     # A module that was not taken apart by `make_with_state` holds its initial state itself.
     model = eqx.nn.BatchNorm(3, axis_name="batch", mode="batch")
     opt = sl.Optimizer(sl.adamw(0.1, weight_decay=0.5), model)
@@ -98,6 +98,12 @@ def test_shared_leaves_and_the_contents_of_state_indices_stay():
             pairs = zip(*map(jax.tree.leaves, (index, getattr(new, name))), strict=True)
             assert all(a is b for a, b in pairs)
     assert len(jax.tree.leaves(opt.state_of(sl.ScaleByAdam).mu)) == 2
+
+    _, state = pair = eqx.nn.make_with_state(lambda: model)()
+    opt = sl.Optimizer(sl.adamw(0.1, weight_decay=0.5), pair, trainable=~sl.where.path("0.bias"))
+    (new, kept), opt = opt.step(pair, ones(pair))
+    assert not jnp.array_equal(new.weight, model.weight)
+    assert eqx.tree_equal(kept, state)
 
     shared = eqx.nn.Shared(untied(), where_head, get_embed)
     opt = sl.Optimizer(sl.adam(0.1), shared)

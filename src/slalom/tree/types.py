@@ -74,6 +74,11 @@ def is_state_index(x: Any) -> bool:
     return isinstance(x, eqx.nn.StateIndex)
 
 
+def is_state(x: Any) -> bool:
+    """Whether this is an `eqx.nn.State` or its index, whose arrays are never trained."""
+    return isinstance(x, eqx.nn.State) or is_state_index(x)
+
+
 def is_deleted(x: Any) -> bool:
     """Whether this is an array that was donated."""
     return not isinstance(x, Tracer) and getattr(x, "is_deleted", bool)()

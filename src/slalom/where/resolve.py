@@ -17,7 +17,7 @@ import wadler_lindig as wl
 from jaxtyping import PyTree
 
 from ..tree.paths import first_difference
-from ..tree.types import Tracer, WhereLike, is_function, is_state_index
+from ..tree.types import Tracer, WhereLike, is_function, is_state
 
 ONLY_SHAPES = (
     "It is called with shapes and dtypes (`jax.ShapeDtypeStruct` leaves), not with values, because "
@@ -264,15 +264,15 @@ def values_like(tree: PyTree, params: PyTree, names: tuple[str, str], must: str)
 
 
 def _without_state(tree: PyTree, params: PyTree) -> PyTree:
-    """A tree like a model, with `None` in place of each `eqx.nn.StateIndex` if the parameters have
-    none."""
+    """A tree like a model, with `None` in place of each `eqx.nn.State` and `eqx.nn.StateIndex` if
+    the parameters have none."""
 
     def has_none(x: PyTree) -> bool:
-        return not any(map(is_state_index, jax.tree.leaves(x, is_leaf=is_state_index)))
+        return not any(map(is_state, jax.tree.leaves(x, is_leaf=is_state)))
 
     if has_none(tree) or not has_none(params):
         return tree
-    return jax.tree.map(lambda x: None if is_state_index(x) else x, tree, is_leaf=is_state_index)
+    return jax.tree.map(lambda x: None if is_state(x) else x, tree, is_leaf=is_state)
 
 
 _INSTEAD = {

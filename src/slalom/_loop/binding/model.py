@@ -11,7 +11,7 @@ from ... import tree
 from ..._core.text.messages import warn
 from ...tree.paths import dotted, example, first_difference, leaf_paths
 from ...tree.sharding import to_device, to_memory_of
-from ...tree.types import Params, PyTree, Tracer, Updates, is_function, is_state_index
+from ...tree.types import Params, PyTree, Tracer, Updates, is_function, is_state
 from ...where.masks import Unmarked, check_matches, mask
 from ...where.resolve import Where
 from ...where.selectors import everything
@@ -22,8 +22,8 @@ Model = TypeVar("Model")
 class Split(NamedTuple):
     """The leaves of a model, and which of them are trainable.
 
-    The contents of an `eqx.nn.StateIndex` belong to `eqx.nn.State` and are never trainable, so
-    such an index counts as one leaf.
+    The arrays of an `eqx.nn.State` or an `eqx.nn.StateIndex` are never trainable, so each of these
+    counts as one leaf.
     """
 
     leaves: list[Any]
@@ -179,7 +179,7 @@ def split(model: PyTree, trainable: Where | None) -> Split:
     Its inexact arrays are trainable, except for those that it marks as frozen, or those of them
     that are selected.
     """
-    leaves, structure = jax.tree.flatten(model, is_leaf=is_state_index)
+    leaves, structure = jax.tree.flatten(model, is_leaf=is_state)
     inexact = tuple(tree.is_inexact(x) and not _overlooked(x) for x in leaves)
     params = Split(leaves, structure, inexact).params
     chosen = iter(mask(Unmarked() if trainable is None else trainable, params))
@@ -318,13 +318,13 @@ def apply_updates(model: Model, updates: PyTree) -> Model:
 
     ```
     """
-    leaves, structure = jax.tree.flatten(model, is_leaf=is_state_index)
+    leaves, structure = jax.tree.flatten(model, is_leaf=is_state)
     changes = _flatten_up_to(structure, updates)
     if changes is None:
         differ = first_difference(updates, model, ("the updates", "the model"))
         raise ValueError(f"The updates do not have the structure of the model: {differ}.")
-    # Filters keep the contents of an `eqx.nn.StateIndex`, which are no parameters.
-    changes = [None if is_state_index(x) else u for x, u in zip(leaves, changes, strict=True)]
+    # Filters keep the arrays of an `eqx.nn.State`, which are no parameters.
+    changes = [None if is_state(x) else u for x, u in zip(leaves, changes, strict=True)]
     parts = Split(leaves, structure, tuple(u is not None for u in changes))
     params = parts.params
     added = tree.add(to_device(params), to_device(structure.unflatten(changes)))

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +15,7 @@ from ..._core.text.printing import code
 from ...tree import accumulation_dtype, cast
 from ...tree.dtypes import canonical_float
 from ...tree.packed import pack, unpack
-from ...tree.types import PyTree, Scalar, Updates
+from ...tree.types import PyTree, Scalar, Updates, is_state
 from ..binding.model import Split, split, strong
 from ..binding.optimizer import Optimizer
 from .batch import PLACE, Arguments, Batch, Role, batch_of, check_state, states_of, with_states
@@ -283,8 +282,4 @@ def in_compute_dtype(values: PyTree, dtype: str) -> PyTree:
             return tree.cast(x, wanted)
         return x
 
-    return jax.tree.map(in_dtype, values, is_leaf=_is_state)
-
-
-def _is_state(x: Any) -> bool:
-    return isinstance(x, eqx.nn.State | eqx.nn.StateIndex)
+    return jax.tree.map(in_dtype, values, is_leaf=is_state)

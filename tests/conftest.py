@@ -14,7 +14,7 @@ from jaxlib.version import __version_info__ as JAXLIB
 # Before JAX and Slalom are imported: they read these once.
 # A run on more devices repeats what has been checked.
 os.environ["SLALOM_TYPECHECK"] = "0" if "SLALOM_TEST_DEVICES" in os.environ else "1"
-os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_PLATFORMS"] = os.environ.get("SLALOM_TEST_PLATFORMS", "cpu")
 # Compiling takes most of the time of the tests, and a third of it with XLA's older emitters and
 # without LLVM's optimizations. Tests of bits need those of users: see `compiled_as_users`. XLA ends
 # a process that passes an unknown flag, as this one may be in later versions.

@@ -11,6 +11,7 @@ import pytest
 
 import slalom as sl
 from helpers import (
+    after_steps,
     assert_close,
     assert_same_bits,
     gradients,
@@ -113,6 +114,17 @@ def test_half_precision_steps_as_in_optax(dtype):
     assert_close(*wide, rtol=float(jnp.finfo(dtype).eps))
 
 
+def test_moments_keep_their_dtypes_where_updates_are_wider():
+    half = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
+    found = []
+    for tx in (from_optax(optax.sgd(0.1, momentum=0.9)), sl.sgd(0.1, momentum=0.9)):
+        # What clips returns, and what is accumulated, is float32.
+        model, opt = after_steps((sl.Clip(9.0) | tx).every_k(2), 4, half, half)
+        assert opt.state_of("every_k").accumulated["w"].dtype == jnp.float32
+        found.append(jax.tree.map(np.float32, model))
+    assert_close(*found, rtol=float(jnp.finfo(jnp.bfloat16).eps))
+
+
 @pytest.mark.slow
 def test_training_steps_take_whole_models_and_both_directions_undo_each_other():
     search = from_optax(optax.lbfgs())
@@ -144,6 +156,7 @@ WRAPPED = {
     "average": lambda tx: tx.average(),
     "lookahead": lambda tx: tx.lookahead(2, 0.5),
     "record": lambda tx: tx.record(),
+    "store": lambda tx: tx.store("int8", min_size=1),
     "when": lambda tx: tx.when(lambda context, updates: context.step != 1, otherwise="zero"),
 }
 

@@ -15,13 +15,16 @@ import numpy as np
 from wadler_lindig import TextDoc
 
 from .. import tree
+from .._core.engine.encoded import decoded, encoded_again
 from .._core.fields.declare import hyperparameter, hyperparameter_fields
 from .._core.protocol.context import Context
 from .._core.protocol.transform import AbstractTransform
 from .._core.state.marks import param_like, per_param
 from .._core.text.messages import uncalled
 from .._core.text.printing import Call
-from ..tree.types import Gradients, Hyperparameter, Params, PyTree, Tracer, Updates
+from ..tree.dtypes import is_key
+from ..tree.paths import dotted
+from ..tree.types import Gradients, Hyperparameter, Params, PyTree, Step, Tracer, Updates
 from ._optax import (
     GradientTransformation,
     MultiSteps,
@@ -94,7 +97,7 @@ def mark(state: PyTree, params: Params) -> PyTree:
 
 
 def unmark(state: PyTree, updates: Updates) -> PyTree:
-    """Undoes `mark`."""
+    """Undoes `mark`, and decodes moments."""
     masked_node = import_optax("from_optax").MaskedNode
     structure = jax.tree.structure(updates)
 
@@ -103,11 +106,35 @@ def unmark(state: PyTree, updates: Updates) -> PyTree:
             return node.shared
         if not isinstance(node, Moment | Factors):
             return node
-        leaves = structure.flatten_up_to(node.params)
+        leaves = structure.flatten_up_to(decoded(node.params))
         return structure.unflatten([masked_node() if x is None else x for x in leaves])
 
     kinds = Moment | Factors | Shared
     return jax.tree.map(plain, state, is_leaf=lambda node: isinstance(node, kinds))
+
+
+def stored_as(before: PyTree, after: PyTree, clock: Step | None) -> PyTree:
+    """The new marked state, with the arrays of parameters in the codecs and dtypes of the old ones.
+
+    **Arguments:**
+
+    - `before`, `after`: the old and the new state.
+    - `clock`: the number of steps, for stochastic rounding.
+    """
+
+    def is_marked(node: Any) -> bool:
+        return isinstance(node, Moment | Factors)
+
+    def again(path: Any, old: Any, new: Any) -> Any:
+        if not is_marked(old):
+            return new
+        new = encoded_again(old, new, clock, dotted(path))
+        return jax.tree.map(lambda x, y: x if is_key(x) else tree.cast(x, y.dtype), new, old)
+
+    structures = (jax.tree.structure(x, is_leaf=is_marked) for x in (before, after))
+    if len({*structures}) > 1:
+        return after  # refused by the optimizer
+    return jax.tree_util.tree_map_with_path(again, before, after, is_leaf=is_marked)
 
 
 def owned(state: PyTree, params: Params) -> PyTree:
@@ -147,7 +174,7 @@ class _AbstractFromOptax(AbstractTransform[PyTree]):
     needs: tuple[str, ...] = eqx.field(static=True)  # pyright: ignore[reportIncompatibleVariableOverride]  # a class of Slalom knows its own
 
     update_sign: ClassVar[int | None] = None
-    # A transform of Slalom inside decodes its state itself, on its own clock.
+    # A transform of Slalom inside decodes what it has stored itself, on its own clock.
     reads_encoded: ClassVar[tuple[str, ...]] = ("state",)
 
     def init(self, params: Params) -> PyTree:
@@ -166,7 +193,8 @@ class _AbstractFromOptax(AbstractTransform[PyTree]):
         update = import_optax("from_optax").with_extra_args_support(self.gt).update
         with _usual_promotion():
             new, after = update(updates, before, params, **self._extra_args(context))
-        return new, mark(after, updates)
+        clock = None if context is None else context.stored_clock
+        return new, stored_as(state, mark(after, updates), clock)
 
     def _with_numbers(self, state: PyTree, context: Context | None) -> PyTree:
         """The state of `optax.inject_hyperparams` with this transform's hyperparameters."""

@@ -122,6 +122,18 @@ def test_calls_of_steps():
     ]:
         with refused(TypeError, f"The loss does not take these arguments … {culprit}", remedy):
             call()
+
+    class Trainer:
+        @sl.train_step
+        def step(self, model, x):
+            return total(model) + x
+
+    with refused(TypeError, "missing a required argument: 'x'", "sl.train_step(self.loss_fn)`"):
+        Trainer().step(model, bound(), 1.0)
+    with refused(
+        TypeError, "missing a required argument: 'x'", "`sl.minimize(loss_fn, tx, model, "
+    ):
+        sl.minimize(lambda model, x: total(model) + x, sl.lbfgs(), model, max_steps=10)
     call_step = "`model, opt, loss = step(model, opt, x, y)`"
     with refused(TypeError, "step() is missing 'model' and 'opt'", call_step):
         step(model=model, opt=bound(), x=1.0, y=2.0)
@@ -300,6 +312,8 @@ def test_steps_and_numbers_that_are_not_finite():
             return float(total(model))
 
         sl.train_step(loss_fn)(params(), bound())
+    with refused(TypeError, "mistakes.py, `return float(total(model))`", TRACED):
+        sl.minimize(loss_fn, sl.lbfgs(), params(), max_steps=10)
     with refused(
         TypeError, "mistakes.py, `return total(model) if total(model) > 0 else 0.0`", TRACED
     ):

@@ -24,6 +24,7 @@ from ..programs.arguments import as_tree
 from ..programs.compiled import carried
 from ..programs.program import Program
 from ..residual_losses import AbstractCurvatureLoss, LeastSquares
+from ..training.loss import check_call
 from .runs import bound, progress_bar, receiver, shows_progress
 from .solving import CONVERGED, REASONS, Problem, Solver
 
@@ -303,6 +304,7 @@ def _minimize(problem: Problem) -> tuple[list[Array], tuple[Array, ...]]:
             f"{type(loss_fn).__name__} does not know: {loss_fn.fixed_data}. Use `sl.train_step`, "
             "with new data in each step."
         )
+    check_call(loss_fn, problem.args, problem.kwargs, "sl.minimize(loss_fn, tx, model")
     return Solver(problem, split(problem.model, problem.opt.binding.trainable)).solve()
 
 

@@ -21,7 +21,7 @@ from ...wrappers import Project
 from ..binding.model import Split, split, strong
 from ..binding.optimizer import Optimizer
 from ..residual_losses import linearized
-from ..training.loss import checked_loss, residual_loss
+from ..training.loss import call_loss, checked_loss, residual_loss
 from .newton import MOST_PRODUCTS, newton
 from .runs import send
 
@@ -347,8 +347,8 @@ class Solver(NamedTuple):
         return self._loss(self.whole.join(params))
 
     def _loss(self, model: PyTree) -> Scalar:
-        returned = self.problem.loss(model, *self.problem.args, **self.problem.kwargs)
-        return checked_loss(returned).loss
+        problem = self.problem
+        return checked_loss(call_loss(problem.loss, model, *problem.args, **problem.kwargs)).loss
 
     def _differentiate(self, params: list[Array]) -> tuple[Scalar, list[Array]]:
         value, grads = jax.value_and_grad(self._value)(params)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array
 
 from ... import tree
-from ..._core.text.messages import NEEDS_A_VALUE, series
+from ..._core.text.messages import series
 from ..._core.text.printing import code
 from ...tree import accumulation_dtype, cast
 from ...tree.dtypes import canonical_float
@@ -19,7 +19,7 @@ from ...tree.types import PyTree, Scalar, Updates, is_state
 from ..binding.model import Split, split, strong
 from ..binding.optimizer import Optimizer
 from .batch import PLACE, Arguments, Batch, Role, batch_of, check_state, states_of, with_states
-from .loss import LossResult, checked_loss, needs_a_value
+from .loss import LossResult, call_loss, checked_loss
 from .options import Options
 
 LossGradient: TypeAlias = Callable[[Arguments], tuple[list[Array], PyTree]]
@@ -59,10 +59,7 @@ class BatchLoss(NamedTuple):
             dtype = self.options.compute_dtype
             model, arguments = in_compute_dtype((model, arguments), dtype)
         args, kwargs = arguments
-        try:
-            return self.loss_fn(model, *args, **kwargs)
-        except NEEDS_A_VALUE as error:
-            raise TypeError(needs_a_value(error)) from error
+        return call_loss(self.loss_fn, model, *args, **kwargs)
 
     def differentiate(self, arguments: Arguments) -> tuple[list[Array], PyTree]:
         """The leaves of the gradient with these arguments, not conjugated."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..._core.protocol.loss import Loss
-from ..._core.text.messages import where_raised
+from ..._core.text.messages import NEEDS_A_VALUE, where_raised
 from ...tree import accumulation_dtype, cast, is_array
 from ...tree.dtypes import canonical_float
 from ...tree.types import PyTree, Scalar
@@ -49,9 +49,15 @@ _FOR_TRANSFORMS = ("value", "weight", "key", "per_param", "grad", "value_fn")
 
 
 def check_call(
-    loss_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    loss_fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    call: str = "step(model, opt",
 ) -> None:
-    """Raises an error if a loss does not take the arguments of a step."""
+    """Raises an error if a loss does not take these arguments.
+
+    `call` is how the user's call begins, for the advice.
+    """
     try:
         signature = inspect.signature(loss_fn)
     except (TypeError, ValueError):
@@ -61,20 +67,38 @@ def check_call(
     except TypeError as error:
         raise TypeError(
             f"The loss does not take these arguments: {error}. "
-            f"{_call_advice(signature.parameters, args, kwargs)}"
+            f"{_call_advice(signature.parameters, args, kwargs, call)}"
         ) from None
 
 
-def _call_advice(names: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+def _call_advice(
+    names: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], call: str
+) -> str:
+    if next(iter(names), None) == "self":
+        return "A method needs its object: write `self.step = sl.train_step(self.loss_fn)`."
     for name in kwargs:
         if name == "value" and name not in names:
             return "The step passes the loss to the transforms itself: leave `value` out."
         if name in _FOR_TRANSFORMS and name not in names:
             return f"For the transforms, write `context={{{name!r}: {name}}}`."
     if len(args) < len(names) - 1 and any(isinstance(x, tuple | list) for x in args):
-        return "Unpack the batch: `step(model, opt, *batch)`."
+        return f"Unpack the batch: `{call}, *batch)`."
     others = [*names][1:]
-    return f"Write `step({', '.join(['model', 'opt', *others])})`."
+    return f"Write `{', '.join([call, *others])})`."
+
+
+def call_loss(loss_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls a loss. Raises an error for one that asks for the value of an array."""
+    try:
+        return loss_fn(*args, **kwargs)
+    except NEEDS_A_VALUE as error:
+        raise TypeError(
+            f"The loss needs the value of an array, {where_raised(error)}. It is compiled, so its "
+            "arrays have no values while Python runs it. Instead of `float(x)` or `x.item()`, "
+            "return the array along with the loss, with `has_aux=True`, and convert what the step "
+            "returns. Instead of `if x > 0`, write `jnp.where(x > 0, a, b)`, and instead of "
+            "NumPy's functions those of `jax.numpy`. To print a value, use `jax.debug.print`."
+        ) from error
 
 
 def residual_loss(loss_fn: Callable[..., Any], loss: Loss) -> AbstractCurvatureLoss | None:
@@ -177,17 +201,6 @@ def _sum_of_terms(terms: dict[Any, Any]) -> Array:
         dtype = accumulation_dtype(term.dtype, *(() if total is None else (total.dtype,)))
         total = cast(term, dtype) if total is None else cast(total, dtype) + cast(term, dtype)
     return total
-
-
-def needs_a_value(error: Exception) -> str:
-    """The message for a loss that asks for the value of an array while it is traced."""
-    return (
-        f"The loss needs the value of an array, {where_raised(error)}. It is compiled, so its "
-        "arrays have no values while Python runs it. Instead of `float(x)` or `x.item()`, return "
-        "the array along with the loss, with `has_aux=True`, and convert what the step returns. "
-        "Instead of `if x > 0`, write `jnp.where(x > 0, a, b)`, and instead of NumPy's functions "
-        "those of `jax.numpy`. To print a value, use `jax.debug.print`."
-    )
 
 
 def _unpacked(returned: Any, has_aux: bool, has_weight: bool) -> tuple[Any, Any, Any]:

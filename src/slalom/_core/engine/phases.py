@@ -271,8 +271,7 @@ def _refreshed_leaf(
     """The fields that a rule refreshes, at a leaf or a matrix, where this is due."""
     numbers = numbers_in(common, seen.u.dtype) | seen.numbers | seen.others | {"plan": plan}
     leaf = Fields(**seen.fields)
-    # Under strict promotion, real times complex would be refused.
-    with jax.numpy_dtype_promotion("standard"):
+    with promoting(seen.u.dtype):
         at_step(rule, numbers).refresh(seen.u, leaf)
     new = {name: getattr(leaf, name) for name in rule.refreshes}
     if "due" not in seen.numbers:

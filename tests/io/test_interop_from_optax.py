@@ -114,7 +114,7 @@ def test_half_precision_steps_as_in_optax(dtype):
     assert_close(*wide, rtol=float(jnp.finfo(dtype).eps))
 
 
-def test_moments_keep_their_dtypes_where_updates_are_wider():
+def test_state_keeps_its_dtypes_where_updates_are_wider():
     half = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
     found = []
     for tx in (from_optax(optax.sgd(0.1, momentum=0.9)), sl.sgd(0.1, momentum=0.9)):
@@ -123,6 +123,8 @@ def test_moments_keep_their_dtypes_where_updates_are_wider():
         assert opt.state_of("every_k").accumulated["w"].dtype == jnp.float32
         found.append(jax.tree.map(np.float32, model))
     assert_close(*found, rtol=float(jnp.finfo(jnp.bfloat16).eps))
+    _, opt = after_steps(from_optax(optax.contrib.prodigy(0.1)).every_k(2), 2, half, half)
+    assert opt.state_of("from_optax").estim_lr.shared.dtype == jnp.bfloat16
 
 
 @pytest.mark.slow

@@ -22,7 +22,6 @@ from .._core.protocol.transform import AbstractTransform
 from .._core.state.marks import param_like, per_param
 from .._core.text.messages import uncalled
 from .._core.text.printing import Call
-from ..tree.dtypes import is_key
 from ..tree.paths import dotted
 from ..tree.types import Gradients, Hyperparameter, Params, PyTree, Step, Tracer, Updates
 from ._optax import (
@@ -114,7 +113,7 @@ def unmark(state: PyTree, updates: Updates) -> PyTree:
 
 
 def stored_as(before: PyTree, after: PyTree, clock: Step | None) -> PyTree:
-    """The new marked state, with the arrays of parameters in the codecs and dtypes of the old ones.
+    """The new marked state, with its moments in the codecs of the old ones, and in the same dtypes.
 
     **Arguments:**
 
@@ -122,19 +121,21 @@ def stored_as(before: PyTree, after: PyTree, clock: Step | None) -> PyTree:
     - `clock`: the number of steps, for stochastic rounding.
     """
 
-    def is_marked(node: Any) -> bool:
-        return isinstance(node, Moment | Factors)
+    def is_moment(node: Any) -> bool:
+        return isinstance(node, Moment)
+
+    def like(old: Any, new: Any) -> Any:
+        return tree.cast(new, old.dtype) if tree.is_inexact(old) and tree.is_inexact(new) else new
 
     def again(path: Any, old: Any, new: Any) -> Any:
-        if not is_marked(old):
-            return new
-        new = encoded_again(old, new, clock, dotted(path))
-        return jax.tree.map(lambda x, y: x if is_key(x) else tree.cast(x, y.dtype), new, old)
+        if is_moment(old):
+            new = encoded_again(old, new, clock, dotted(path))
+        return jax.tree.map(like, old, new)
 
-    structures = (jax.tree.structure(x, is_leaf=is_marked) for x in (before, after))
+    structures = (jax.tree.structure(x, is_leaf=is_moment) for x in (before, after))
     if len({*structures}) > 1:
         return after  # refused by the optimizer
-    return jax.tree_util.tree_map_with_path(again, before, after, is_leaf=is_marked)
+    return jax.tree_util.tree_map_with_path(again, before, after, is_leaf=is_moment)
 
 
 def owned(state: PyTree, params: Params) -> PyTree:

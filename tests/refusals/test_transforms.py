@@ -36,7 +36,7 @@ def test_what_is_no_transform():
         sl.named_chain(clip=sl.ClipByGlobalNorm(1.0), rule=sl.adam)
     with refused(TypeError, "Link 1 … of type function", "Call it first: `sgd(...)`"):
         sl.Clip(1.0) | sl.sgd
-    with refused(TypeError, "Link 0 … of type function", "`sl.Stateless(fn)`"):
+    with refused(TypeError, "Link 0 … of type function", "`sl.Stateless(fn)`, with `fn(updates, p"):
         sl.chain(lambda updates: updates, sl.sgd(0.1))
     with refused(
         TypeError,

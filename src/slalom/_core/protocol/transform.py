@@ -375,5 +375,5 @@ def require_transform(what: str, x: object) -> None:
     if not isinstance(x, AbstractTransform):
         message = f"{what} is not a transform: got {x!r} of type {type(x).__name__}."
         if inspect.isfunction(x) and x.__name__ == "<lambda>":
-            raise TypeError(f"{message} For a function of the updates, write `sl.Stateless(fn)`.")
+            raise TypeError(f"{message} Write `sl.Stateless(fn)`, with `fn(updates, params)`.")
         raise TypeError(f"{message}{uncalled(x)}")

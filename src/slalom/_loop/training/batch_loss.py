@@ -15,6 +15,7 @@ from ..._core.text.printing import code
 from ...tree import accumulation_dtype, cast
 from ...tree.dtypes import canonical_float
 from ...tree.packed import pack, unpack
+from ...tree.paths import first_difference
 from ...tree.types import PyTree, Scalar, Updates, is_state
 from ..binding.model import Split, split, strong
 from ..binding.optimizer import Optimizer
@@ -210,7 +211,13 @@ class BatchLoss(NamedTuple):
     def transformed(self, grads: Updates) -> Updates:
         """Gradients as the optimizer sees them."""
         transform = self.options.transform_grads
-        return grads if transform is None else transform(grads)
+        if transform is None:
+            return grads
+        new = transform(grads)
+        if jax.tree.structure(new) != jax.tree.structure(grads):
+            differ = first_difference(new, grads, ("the result", "the gradients"))
+            raise ValueError(f"`transform_grads` must return a tree like the gradients: {differ}.")
+        return new
 
 
 def _mean_loss(stacked: LossResult) -> LossResult:

@@ -135,8 +135,8 @@ _RENAMED = {
     "trust_ratio_mask": "trust_ratio_where",
     "use_grad_mean": "mean",
     "wd": "weight_decay",
-    "x0": "model",
     "weight_dimension_numbers muon_weight_dimension_numbers": "layout",
+    "x0": "model",
 }
 """Argument names from Optax and PyTorch, and their names here."""
 

@@ -296,7 +296,7 @@ MEASURED = ("ClipByGlobalNorm", "ZClip", "NormalizeByUpdateNorm", "ScaleByTrustR
 
 
 @pytest.mark.parametrize("name", sampled([*MEASURED, "ScaleByPolyak"]))
-def test_other_platforms_than_a_cpu_find_these_norms_without_a_conditional(name, monkeypatch):
+def test_other_platforms_than_a_cpu_find_these_norms_without_a_conditional(name, as_on):
     tx = NORMS[name]
     on_cpu = updates_of_sizes(tx, jnp.float32)
     grads = {"w": jnp.ones((3, 4)), "b": jnp.ones(4)}
@@ -314,8 +314,7 @@ def test_other_platforms_than_a_cpu_find_these_norms_without_a_conditional(name,
         return " cond[" in str(step(sl.Optimizer(tx, grads)))
 
     assert has_conditional()
-    jax.clear_caches()  # of functions that were traced for a CPU
-    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, cpu, default: default(*args))
+    as_on("cuda")
     assert not has_conditional()
     for own, wanted in zip(updates_of_sizes(tx, jnp.float32), on_cpu, strict=True):
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), own, wanted)

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from ..._core.fields.declare import check_number
+from ..._core.protocol.loss import loss_of
 from ..._core.protocol.parts import transforms
 from ..._core.protocol.real_vectors import from_vector, to_vector
 from ..._core.protocol.transform import AbstractTransform
@@ -24,7 +25,7 @@ from ..programs.arguments import as_tree
 from ..programs.compiled import carried
 from ..programs.program import Program
 from ..residual_losses import AbstractCurvatureLoss, LeastSquares
-from ..training.loss import check_call
+from ..training.loss import check_call, residual_loss
 from .runs import bound, progress_bar, receiver, shows_progress
 from .solving import CONVERGED, REASONS, Problem, Solver
 
@@ -304,6 +305,7 @@ def _minimize(problem: Problem) -> tuple[list[Array], tuple[Array, ...]]:
             f"{type(loss_fn).__name__} does not know: {loss_fn.fixed_data}. Use `sl.train_step`, "
             "with new data in each step."
         )
+    residual_loss(loss_fn, loss_of(problem.opt.transform))
     check_call(loss_fn, problem.args, problem.kwargs, "sl.minimize(loss_fn, tx, model")
     return Solver(problem, split(problem.model, problem.opt.binding.trainable)).solve()
 

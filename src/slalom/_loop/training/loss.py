@@ -13,7 +13,7 @@ from ..._core.text.messages import NEEDS_A_VALUE, where_raised
 from ...tree import accumulation_dtype, cast, is_array
 from ...tree.dtypes import canonical_float
 from ...tree.types import PyTree, Scalar
-from ..residual_losses import AbstractCurvatureLoss
+from ..residual_losses import AbstractCurvatureLoss, LeastSquares
 
 
 class LossResult(NamedTuple):
@@ -58,6 +58,9 @@ def check_call(
 
     `call` is how the user's call begins, for the advice.
     """
+    if isinstance(loss_fn, LeastSquares) and not (loss_fn.named or kwargs):
+        (term,) = loss_fn.terms.values()
+        loss_fn = term.residual  # which takes what the loss takes
     try:
         signature = inspect.signature(loss_fn)
     except (TypeError, ValueError):

@@ -305,6 +305,7 @@ def _minimize(problem: Problem) -> tuple[list[Array], tuple[Array, ...]]:
             f"{type(loss_fn).__name__} does not know: {loss_fn.fixed_data}. Use `sl.train_step`, "
             "with new data in each step."
         )
+    # Before the loss is called, so that the error says what is missing.
     residual_loss(loss_fn, loss_of(problem.opt.transform))
     check_call(loss_fn, problem.args, problem.kwargs, "sl.minimize(loss_fn, tx, model")
     return Solver(problem, split(problem.model, problem.opt.binding.trainable)).solve()

@@ -122,19 +122,16 @@ def x64():
 @pytest.fixture
 def as_on(monkeypatch):
     """A function that chooses the branches for a platform in what is traced from then on."""
-    real = jax.lax.platform_dependent
 
     def choose(platform):
         def chosen(*arrays, default, **branches):
             return branches.get(platform, default)(*arrays)
 
-        if platform != "cpu":
-            jax.clear_caches()  # of functions that were traced for a CPU
-            monkeypatch.setattr(jax.lax, "platform_dependent", chosen)
+        jax.clear_caches()  # of functions that were traced for another platform
+        monkeypatch.setattr(jax.lax, "platform_dependent", chosen)
 
     yield choose
-    if jax.lax.platform_dependent is not real:
-        jax.clear_caches()
+    jax.clear_caches()
 
 
 TYPECHECKED = {

@@ -203,12 +203,11 @@ def test_arguments_of_rules_of_curvature():
 
 
 def test_minimize_and_broyden():
-    rule = sl.levenberg_marquardt()
     with refused(TypeError, "needs 'residuals'", "`sl.train_step(sl.LeastSquares(residual))`"):
-        sl.minimize(residual, rule, params(), x, max_steps=2)
+        sl.minimize(residual, sl.levenberg_marquardt(), params(), x, max_steps=2)
     with refused(TypeError, "missing a required argument: 'y'", "Unpack … model, *batch)`"):
         fit = sl.LeastSquares(lambda p, x, y: residual(p, x) - y)
-        sl.minimize(fit, rule, params(), (x, x), max_steps=2)
+        sl.minimize(fit, sl.levenberg_marquardt(), params(), (x, x), max_steps=2)
     with refused(ValueError, "`max_steps` of `sl.minimize` … got 0", "at least 1"):
         sl.minimize(jnp.square, sl.sgd(0.1), jnp.ones(()), max_steps=0)
     with refused(

@@ -123,16 +123,9 @@ def test_calls_of_steps():
         with refused(TypeError, f"The loss does not take these arguments … {culprit}", remedy):
             call()
 
-    class Trainer:
-        @sl.train_step
-        def step(self, model, x):
-            return total(model) + x
-
     with refused(TypeError, "missing a required argument: 'x'", "sl.train_step(self.loss_fn)`"):
-        Trainer().step(model, bound(), 1.0)
-    with refused(
-        TypeError, "missing a required argument: 'x'", "`sl.minimize(loss_fn, tx, model, "
-    ):
+        sl.train_step(lambda self, model, x: total(model) + x)(model, bound(), 1.0)
+    with refused(TypeError, "required argument: 'x'", "`sl.minimize(loss_fn, tx, model, x"):
         sl.minimize(lambda model, x: total(model) + x, sl.lbfgs(), model, max_steps=10)
     call_step = "`model, opt, loss = step(model, opt, x, y)`"
     with refused(TypeError, "step() is missing 'model' and 'opt'", call_step):
@@ -178,18 +171,10 @@ def test_calls_of_functions():
     for keyword, ours in (("method", "tx"), ("maxiter", "max_steps"), ("x0", "model")):
         with refused(TypeError, f"minimize() … '{keyword}'", f"Write {ours}."):
             sl.minimize(total, **{keyword: None})
-    with refused(
-        TypeError, "missing 'model' and 'max_steps'", "`found = sl.minimize(loss_fn, sl.lbfgs(), "
-    ):
+    with refused(TypeError, "missing 'model' and 'max_steps'", "`found = sl.minimize(loss"):
         sl.minimize(total, sl.lbfgs())
-    with refused(
-        TypeError,
-        "second argument of `sl.minimize` … of type dict",
-        "`sl.minimize(loss_fn, tx, model, ...)`",
-    ):
+    with refused(TypeError, "second argument … of type dict", "`sl.minimize(loss_fn, tx, model, "):
         sl.minimize(total, params(), sl.lbfgs(), max_steps=10)
-    with refused(TypeError, "second argument of `sl.minimize` … got 'BFGS'", "`sl.adam(1e-3)`"):
-        sl.minimize(total, "BFGS", params(), max_steps=10)
     with refused(TypeError, "minimize() … 'args'", "`minimize(loss_fn, tx, model, *args, ...)`"):
         sl.minimize(total, sl.lbfgs(), params(), args=(1.0,), max_steps=10)
     with refused(TypeError, "muon() … 'muon_weight_dimension_numbers'", "Write layout"):

@@ -38,8 +38,7 @@ def test_losses_functions_and_arguments():
         TypeError, "With `has_aux=True` the loss … got an array of shape ()", "a pair (loss, aux)"
     ):
         train(total, has_aux=True)
-    like = "a tree like the gradients: the result is of type tuple, the gradients of type dict"
-    with refused(ValueError, "`transform_grads`", like):
+    with refused(ValueError, "`transform_grads`", "of type tuple, the gradients of type dict"):
         train(total, transform_grads=lambda grads: (grads, 1.0))
     with refused(
         TypeError, "With `has_aux=True` the loss … got a tuple of 3", "a pair (loss, aux)"

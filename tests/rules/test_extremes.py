@@ -70,12 +70,12 @@ def test_one_huge_gradient_does_no_lasting_harm(ends):
 @ROWS
 def test_what_is_written_for_gpus_computes_the_same(row, ends, as_on):
     as_on("cuda")
-    for name, own in after_steps(row.tx).items():
-        for (path, x), y in zip(
-            jax.tree_util.tree_leaves_with_path(own), jax.tree.leaves(ends[name]), strict=True
-        ):
-            size = np.max(np.abs(y), initial=0, where=np.isfinite(y))
-            np.testing.assert_allclose(x, y, 1e-4, 1e-5 * size, err_msg=f"{name}, {path}")
+
+    def check(path, x, y):
+        size = np.max(np.abs(y), initial=0, where=np.isfinite(y))
+        np.testing.assert_allclose(x, y, 1e-4, 1e-5 * size, err_msg=str(path))
+
+    jax.tree_util.tree_map_with_path(check, after_steps(row.tx), ends)
 
 
 HIDDEN = {
@@ -218,22 +218,14 @@ def test_adafactor_recovers_from_a_huge_gradient(case, platform, as_on):
         updates, state = update(jnp.full(shape, g), state)
         assert bool(jnp.all(jnp.isfinite(updates) & (updates > 0)))
     later = jnp.full(shape, 1e17)
-    state = jax.jit(lambda s: jax.lax.fori_loop(0, 200, lambda _, s: tx.update(later, s)[1], s))(
-        state
-    )
-    updates, _ = update(later, state)
+    after = jax.jit(lambda s: jax.lax.fori_loop(0, 200, lambda _, s: tx.update(later, s)[1], s))
+    updates, _ = update(later, after(state))
     assert bool(jnp.all(updates > 1e-2))
-
-
-@pytest.mark.parametrize("platform", ["cpu", "cuda"])
-def test_adafactor_clips_huge_gradients_beside_zeros(platform, as_on):
-    as_on(platform)
-    tx = sl.ScaleByFactoredRms(min_dim_size_to_factor=2, clipping_threshold=1.0)
-    grads = jnp.array([[3e20, 0.0, 0.0], [1.0, 0.0, 0.0]])
-    _, state = tx.update(jnp.sign(grads), tx.init(grads))
-    updates, _ = tx.update(grads, state)
-    assert bool(jnp.all((updates > 0) == (grads > 0)))
-    np.testing.assert_allclose(jnp.mean(updates**2), 1, rtol=1e-5)
+    beside_zeros = jnp.zeros(shape).at[..., 0].set(1.0)
+    _, state = update(beside_zeros, tx.init(beside_zeros))
+    updates, _ = update(beside_zeros.at[0].multiply(3e20), state)
+    assert bool(jnp.all((updates > 0) == (beside_zeros > 0)))
+    assert clipping_threshold is None or abs(jnp.mean(updates**2) - 1) < 1e-5
 
 
 LAYOUT = {sl.where.path("w"): "oi"}

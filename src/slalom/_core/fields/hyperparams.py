@@ -111,7 +111,9 @@ class Readings(dict[str, Any]):
         return notebook.document(notebook.table(("name", "value"), rows, "", ("value",)))
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and bool(matches(name, list(self)))
+        if not isinstance(name, str) or not named(name, list(self)):
+            return False
+        return bool(the_path(name, list(self)))  # which refuses an ambiguous name
 
     def get(self, name: str, default: object = None) -> Any:
         if name in self:
@@ -154,23 +156,13 @@ def _plain(value: Any) -> object:
 
 def the_path(name: str, paths: Sequence[str], if_several: str = "") -> str:
     """The path of a name: the name itself, or the only path that it is a suffix of."""
-    meant = matches(name, paths, if_several)
-    if not meant:
-        ends = [".".join(path.split(".")[-n:]) for path in paths for n in (1, 2)]
-        advice = renamed(name, ends)
-        raise not_one(name, meant, paths, "is not known", advice)
-    return meant[0]
-
-
-def matches(name: str, paths: Sequence[str], if_several: str = "") -> list[str]:
-    """The path of a name, if there is one. An ambiguous name raises an error, with this advice."""
     meant = named(name, paths)
-    if len(meant) > 1:
-        # `learning_rate` means that of the optimizer inside `.outer`, not the outer one.
-        meant = [path for path in meant if "outer.optimizer." not in path] or meant
-    if len(meant) > 1:
-        raise not_one(name, meant, paths, advice=if_several)
-    return meant
+    # `learning_rate` means that of the optimizer inside `.outer`, not the outer one.
+    meant = [path for path in meant if "outer.optimizer." not in path] or meant
+    if len(meant) != 1:
+        ends = [".".join(path.split(".")[-n:]) for path in paths for n in (1, 2)]
+        raise not_one(name, meant, paths, advice=if_several if meant else renamed(name, ends))
+    return meant[0]
 
 
 Target: TypeAlias = tuple[Part, dataclasses.Field[Any]]

@@ -150,7 +150,8 @@ class ScaleByFactoredRms(AbstractRule[ScaleByFactoredRmsState]):
             # Rows are contiguous, but on a CPU XLA would compute both sums of a 50 257 × 768 matrix
             # at once, at a tenth of the speed.
             return jax.lax.platform_dependent(
-                *(by_row, by_column),
+                by_row,
+                by_column,
                 cpu=norm_along,
                 default=lambda row, column: norm_along(column, row),
             )

@@ -110,7 +110,7 @@ def test_residuals_of_a_step():
     with refused(
         TypeError,
         "needs 'residuals'",
-        "`sl.train_step(sl.LeastSquares(residual))` … `sl.OutputLoss`",
+        "Pass the loss `sl.LeastSquares(residual)` … `sl.OutputLoss`",
     ):
         step = sl.train_step(lambda p: jnp.sum(p["b"] ** 2))
         step(params(), bound(sl.gauss_newton()))
@@ -203,7 +203,7 @@ def test_arguments_of_rules_of_curvature():
 
 
 def test_minimize_and_broyden():
-    with refused(TypeError, "needs 'residuals'", "`sl.train_step(sl.LeastSquares(residual))`"):
+    with refused(TypeError, "needs 'residuals'", "the loss `sl.LeastSquares(residual)`"):
         sl.minimize(residual, sl.levenberg_marquardt(), params(), x, max_steps=2)
     with refused(TypeError, "missing a required argument: 'y'", "Unpack … model, *batch)`"):
         fit = sl.LeastSquares(lambda p, x, y: residual(p, x) - y)

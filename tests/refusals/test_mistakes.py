@@ -1,6 +1,7 @@
 """What people write who come from another library, or in a hurry."""
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -110,6 +111,7 @@ def test_calls():
 def test_calls_of_steps():
     model = params()
     step = sl.train_step(lambda model, x, y: total(model) + x + y)
+    tx, method, minimize = sl.lbfgs(), sl.KeepBest.update, partial(sl.minimize, max_steps=10)
     for call, culprit, remedy in [
         (lambda: step(model, bound(), (1.0, 2.0)), "argument: 'y'", "`step(model, opt, *batch)`"),
         (lambda: step(model, bound(), 1.0), "argument: 'y'", "`step(model, opt, x, y)`"),
@@ -119,14 +121,13 @@ def test_calls_of_steps():
             "`context={'weight': weight}`",
         ),
         (lambda: step(model, bound(), 1.0, 2.0, value=3), "argument 'value'", "leave `value` out"),
+        (lambda: minimize(jnp.dot, tx, model), "'b'", "`sl.minimize(loss_fn, tx, model, b"),
+        (lambda: minimize(method, tx, model, 1.0), "'value'", "`self.loss_fn` to `sl.minimize`"),
+        (lambda: sl.train_step(method)(model, bound(), 1.0), "'value'", "to `sl.train_step`"),
     ]:
         with refused(TypeError, f"The loss does not take these arguments … {culprit}", remedy):
             call()
 
-    with refused(TypeError, "missing a required argument: 'x'", "sl.train_step(self.loss_fn)`"):
-        sl.train_step(lambda self, model, x: total(model) + x)(model, bound(), 1.0)
-    with refused(TypeError, "required argument: 'x'", "`sl.minimize(loss_fn, tx, model, x"):
-        sl.minimize(lambda model, x: total(model) + x, sl.lbfgs(), model, max_steps=10)
     call_step = "`model, opt, loss = step(model, opt, x, y)`"
     with refused(TypeError, "step() is missing 'model' and 'opt'", call_step):
         step(model=model, opt=bound(), x=1.0, y=2.0)

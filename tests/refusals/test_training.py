@@ -125,30 +125,17 @@ def test_options_and_states_of_many_steps():
 
 
 def test_the_best_model_and_its_options():
-    with refused(
-        ValueError,
-        "KeepBest.update … 'v' is in this model but not in the first one",
-        "a model like the one that it was created with",
-    ):
-        sl.KeepBest(params()).update(params() | {"v": jnp.ones(2)}, 1.0)
-    with refused(
-        ValueError,
-        "KeepBest.update … 'flag' was False and is now True",
-        "before `eqx.nn.inference_mode`",
-    ):
-        sl.KeepBest(params() | {"flag": False}).update(params() | {"flag": True}, 1.0)
-    with refused(
-        ValueError,
-        "KeepBest.update … 'w' was an array and is now 3",
-        "Pass the model as it was, for example before `eqx.nn.inference_mode`",
-    ):
-        sl.KeepBest(params()).update(params() | {"w": 3}, 1.0)
-    with refused(
-        ValueError,
-        "KeepBest.update … 'w' was float32[3,2] and is now bfloat16[3,2]",
-        "a model like the one that it was created with",
-    ):
-        sl.KeepBest(params()).update(params() | {"w": jnp.ones((3, 2), jnp.bfloat16)}, 1.0)
+    like = "a model like the one that it was created with"
+    as_was = "Pass the model as it was, for example before `eqx.nn.inference_mode`"
+    half = jnp.ones((3, 2), jnp.bfloat16)
+    for old, new, culprit, remedy in [
+        ({}, {"v": half}, "'v' is in this model but not in the first one", like),
+        ({"flag": False}, {"flag": True}, "'flag' was False and is now True", as_was),
+        ({}, {"w": 3}, "'w' was an array and is now 3", as_was),
+        ({}, {"w": half}, "'w' was float32[3,2] and is now bfloat16[3,2]", like),
+    ]:
+        with refused(ValueError, f"KeepBest.update … {culprit}", remedy):
+            sl.KeepBest(params() | old).update(params() | new, 1.0)
     with refused(ValueError, "KeepBest.update … got float32[2]", "`jnp.mean` … `jax.vmap`"):
         sl.KeepBest(params()).update(params(), jnp.ones(2))
     with refused(TypeError, "KeepBest.update … got a dict", "a model and its loss, a real scalar"):

@@ -24,7 +24,7 @@ from ..binding.stepping import check_one_run
 from ..programs.arguments import as_tree
 from ..programs.compiled import carried
 from ..programs.program import Program
-from ..residual_losses import AbstractCurvatureLoss, LeastSquares
+from ..residual_losses import LeastSquares
 from ..training.loss import check_call, residual_loss
 from .runs import bound, progress_bar, receiver, shows_progress
 from .solving import CONVERGED, REASONS, Problem, Solver
@@ -298,17 +298,10 @@ def _result(problem: Problem) -> MinimizeResult:
 
 
 def _minimize(problem: Problem) -> tuple[list[Array], tuple[Array, ...]]:
-    loss_fn = problem.loss
-    if isinstance(loss_fn, AbstractCurvatureLoss) and loss_fn.fixed_data is not None:
-        raise TypeError(
-            "`sl.minimize` needs the loss at other parameters, which "
-            f"{type(loss_fn).__name__} does not know: {loss_fn.fixed_data}. Use `sl.train_step`, "
-            "with new data in each step."
-        )
     # Before the loss is called, so that the error says what is missing.
-    residual_loss(loss_fn, loss_of(problem.opt.transform))
-    check_call(loss_fn, problem.args, problem.kwargs, "sl.minimize(loss_fn, tx, model")
-    return Solver(problem, split(problem.model, problem.opt.binding.trainable)).solve()
+    source = residual_loss(problem.loss, loss_of(problem.opt.transform), "sl.minimize")
+    check_call(problem.loss, problem.args, problem.kwargs, "sl.minimize")
+    return Solver(problem, split(problem.model, problem.opt.binding.trainable), source).solve()
 
 
 _program = Program(_minimize, carried)

@@ -20,8 +20,8 @@ from ...tree.types import PyTree, Scalar
 from ...wrappers import Project
 from ..binding.model import Split, split, strong
 from ..binding.optimizer import Optimizer
-from ..residual_losses import linearized
-from ..training.loss import call_loss, checked_loss, residual_loss
+from ..residual_losses import AbstractCurvatureLoss, linearized
+from ..training.loss import call_loss, checked_loss
 from .newton import MOST_PRODUCTS, newton
 from .runs import send
 
@@ -96,10 +96,12 @@ class Solver(NamedTuple):
 
     - `problem`: the problem.
     - `whole`: its model, split.
+    - `source`: its loss, if a rule uses residuals.
     """
 
     problem: Problem
     whole: Split
+    source: AbstractCurvatureLoss | None
 
     def solve(self) -> tuple[list[Array], tuple[Array, ...]]:
         """Runs the loop. Returns the new parameters, state and count, and the other fields of a
@@ -176,12 +178,11 @@ class Solver(NamedTuple):
         A line search has evaluated the loss where it ended, and a linearization has the gradient.
         """
         params, asked = c.params, root.module.ask(root, Loss())
-        source = residual_loss(self.problem.loss, asked)
         known: dict[str, Any] = {}
-        if source is not None:
+        if self.source is not None:
             here = split(self.whole.join(params), c.opt.binding.trainable)
             known["residuals"], value, gradient = linearized(
-                source, self.problem.args, self.problem.kwargs, here, asked
+                self.source, self.problem.args, self.problem.kwargs, here, asked
             )
             # A search or a damped rule has evaluated the loss here, except for the first time.
             return value, jax.tree.leaves(gradient), known, (c.steps == 0).astype(jnp.int32)

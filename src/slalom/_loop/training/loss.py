@@ -52,11 +52,11 @@ def check_call(
     loss_fn: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    call: str = "step(model, opt",
+    tool: str = "sl.train_step",
 ) -> None:
     """Raises an error if a loss does not take these arguments.
 
-    `call` is how the user's call begins, for the advice.
+    `tool` is the public function that takes the loss, for the advice.
     """
     if isinstance(loss_fn, LeastSquares) and not (loss_fn.named or kwargs):
         (term,) = loss_fn.terms.values()
@@ -70,15 +70,16 @@ def check_call(
     except TypeError as error:
         raise TypeError(
             f"The loss does not take these arguments: {error}. "
-            f"{_call_advice(signature.parameters, args, kwargs, call)}"
+            f"{_call_advice(signature.parameters, args, kwargs, tool)}"
         ) from None
 
 
 def _call_advice(
-    names: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], call: str
+    names: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], tool: str
 ) -> str:
     if next(iter(names), None) == "self":
-        return "A method needs its object: write `self.step = sl.train_step(self.loss_fn)`."
+        return f"A method needs its object: pass `self.loss_fn` to `{tool}`."
+    call = "step(model, opt" if tool == "sl.train_step" else f"{tool}(loss_fn, tx, model"
     for name in kwargs:
         if name == "value" and name not in names:
             return "The step passes the loss to the transforms itself: leave `value` out."
@@ -104,27 +105,30 @@ def call_loss(loss_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         ) from error
 
 
-def residual_loss(loss_fn: Callable[..., Any], loss: Loss) -> AbstractCurvatureLoss | None:
+def residual_loss(
+    loss_fn: Callable[..., Any], loss: Loss, tool: str | None = None
+) -> AbstractCurvatureLoss | None:
     """The loss function, if a rule asks for its residuals; else `None`.
 
-    Raises an error for one that does not suit such a rule.
+    Raises an error for one that does not suit such a rule, or a tool that evaluates it at other
+    parameters.
     """
     curved = loss_fn if isinstance(loss_fn, AbstractCurvatureLoss) else None
     if curved is not None and curved.fixed_data is not None:
-        for name in ("value_fn", "grad_fn"):
-            if loss.askers(name):
-                raise TypeError(
-                    f"A transform of this optimizer needs '{name}', the loss at other parameters, "
-                    f"which {type(curved).__name__} does not know: {curved.fixed_data}. Use a "
-                    "rule without a line search, such as `sl.natural_gradient`."
-                )
+        need = next((name for name in ("value_fn", "grad_fn") if loss.askers(name)), None)
+        if tool or need:
+            who = f"`{tool}` needs" if tool else f"A transform of this optimizer needs '{need}',"
+            raise TypeError(
+                f"{who} the loss at other parameters, which {type(curved).__name__} does not know: "
+                f"{curved.fixed_data}. Use `sl.train_step` with new data in each step, and a rule "
+                "without a line search, such as `sl.natural_gradient`."
+            )
     if not loss.askers("residuals"):
         return None
     if curved is None:
         raise TypeError(
-            "This optimizer needs 'residuals', which this loss does not know. Write the loss as a "
-            "function of one example, `sl.train_step(sl.LeastSquares(residual))`, or as an "
-            "`sl.OutputLoss`."
+            "This optimizer needs 'residuals', which this loss does not know. Pass the loss "
+            "`sl.LeastSquares(residual)`, with a function of one example, or an `sl.OutputLoss`."
         )
     return curved
 

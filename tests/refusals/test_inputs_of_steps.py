@@ -122,6 +122,9 @@ def test_needs_and_names():
     with refused(TypeError, "ScaleByValue needs 'value'", PASS_THE_LOSS):
         tx = ScaleByValue() | sl.sgd(0.1)
         tx.update(params(), tx.init(params()), params(), sl.Context(step=0))
+    hand = "`opt.step(model, grads, grad=grads)` … `opt.step(..., value_fn=fn)` … `sl.train_step`"
+    with refused(TypeError, "('scale_by_zoom_linesearch') needs 'grad', 'value_fn'", hand):
+        bound(sl.lbfgs()).step(params(), params(), value=1.0)
     with refused(
         TypeError,
         "ScaleByTemperature ('scale_by_temperature') needs 'temperature'",

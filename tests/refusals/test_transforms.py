@@ -84,7 +84,7 @@ def test_classes_of_users():
         bound(CountsInPython() | sl.sgd(0.1)).step(params(), params())
     with refused(
         ValueError,
-        "'b' is in the parameters but not in the updates",
+        "The updates of Forgetful … 'b' is in the incoming updates but not in the updates",
         obvious="return an update of every parameter",
     ):
         bound(Forgetful(result=lambda u: u | {"b": None})).step(params(), params())
@@ -182,13 +182,22 @@ def test_states_updates_and_transforms_of_optax():
         bound(tx).step(params(), params())
     with refused(TypeError, "missing: ['forgetful.n'], new: []", "the same structure as `init`"):
         bound(Forgetful(state=lambda old: ()) | sl.sgd(0.1)).step(params(), params())
-    with refused(ValueError, "The update at 'b' has shape () … (2,)", "Shapes must be equal"):
+    with refused(ValueError, "of Forgetful at 'b' has shape () … (2,)", "Shapes must be equal"):
         tx = Forgetful(result=lambda updates: jax.tree.map(jnp.sum, updates))
         bound(tx).update(params(), params())
     with refused(
-        ValueError, "'w' is in the state or parameters but not in the updates", "of the same model"
+        ValueError,
+        "The updates of Forgetful … of type list, the incoming updates of type dict",
+        obvious="return an update of every parameter",
     ):
-        bound(Forgetful(result=lambda updates: {"b": updates["b"]})).update(params(), params())
+        bound(Forgetful(result=jax.tree.leaves) | sl.sgd(0.1)).update(params(), params())
+    for tx, names in [
+        (sl.Stateless(lambda u: u), "updates, params"),
+        (sl.StatelessPerLeaf(lambda u: u), "update, param"),
+        (sl.sgd(0.1).when(lambda u: u, otherwise="zero"), "context, updates"),
+    ]:
+        with refused(TypeError, f"({names}), but <lambda> takes (u)", f"`lambda {names}: ...`"):
+            tx.update(params(), tx.init(params()), params(), sl.Context(step=0))
 
     with refused(TypeError, "got GradientTransformation", OF_OPTAX):
         bound(optax.adam(1e-3))

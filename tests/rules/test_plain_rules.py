@@ -25,7 +25,7 @@ def test_functions_may_miss_parameters_and_return_the_same_shape():
     assert not made.weak_type
     per_leaf = sl.StatelessPerLeaf(lambda u, p: u.sum())
     for tx in (sl.Stateless(lambda u, p: {"w": u["w"].sum()}), per_leaf):
-        with pytest.raises(ValueError, match=r"'w' has shape \(2,\).*shape \(\)"):
+        with pytest.raises(ValueError, match=r"less.* 'w' has shape \(\).*shape \(2,\)"):
             tx.update({"w": jnp.ones(2)}, None)
 
 

@@ -210,15 +210,18 @@ def check_same_structure(trees: tuple[PyTree, ...]) -> None:
         check_same_shapes(first, other, "state or parameter", advice)
 
 
-def check_same_shapes(updates: PyTree, others: PyTree, what: str, advice: str = "") -> None:
-    """Raises if updates differ from `others` in structure or in the shape of a leaf."""
+def check_same_shapes(
+    updates: PyTree, others: PyTree, what: str, advice: str = "", of: str = ""
+) -> None:
+    """Raises if the updates `of` something differ from `others` in structure or in the shape of a
+    leaf."""
     if jax.tree.structure(updates) != jax.tree.structure(others):
         differ = first_difference(updates, others, ("the updates", f"the {what}s"))
-        raise ValueError(f"The updates differ in structure from the {what}s: {differ}.{advice}")
+        raise ValueError(f"The updates{of} differ in structure from the {what}s: {differ}.{advice}")
     leaves, rest = jax.tree_util.tree_leaves_with_path(updates), jax.tree.leaves(others)
     for (path, u), other in zip(leaves, rest, strict=True):
         if np.shape(u) != np.shape(other):
             raise ValueError(
-                f"The update at '{dotted(path)}' has shape {np.shape(u)}, but the {what} there has "
-                f"shape {np.shape(other)}. Shapes must be equal: nothing is broadcast."
+                f"The update{of} at '{dotted(path)}' has shape {np.shape(u)}, but the {what} there "
+                f"has shape {np.shape(other)}. Shapes must be equal: nothing is broadcast."
             )

@@ -3,7 +3,6 @@
 import abc
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -18,7 +17,7 @@ from ...tree.types import PyTree, Scalar, Step, Tracer, captured
 from ..protocol.context import Context
 from ..protocol.parts import CHECK, AbstractDeclared
 from ..text.figures import make_figure
-from ..text.messages import NEEDS_A_VALUE, advise_positions, library, uncalled
+from ..text.messages import NEEDS_A_VALUE, advise_positions, check_takes, library, uncalled
 from ..text.printing import as_module
 
 if TYPE_CHECKING:
@@ -261,7 +260,7 @@ def as_schedule(function: Callable[..., Any]) -> AbstractSchedule:
             f"A {type(function).__name__} is a model, not a schedule. Bind it to the optimizer: "
             "`opt = sl.Optimizer(sl.adam(1e-3), model)`."
         )
-    _check_takes_step(function)
+    check_takes("A schedule", function, "step")
     is_plain = jax.tree_util.all_leaves([function])
     if is_plain and any(isinstance(x, Tracer) for x in _captured(function)):
         raise TypeError(
@@ -270,21 +269,6 @@ def as_schedule(function: Callable[..., Any]) -> AbstractSchedule:
             "argument: `jax.tree_util.Partial(schedule, lr=lr)`, or a field of an `eqx.Module`."
         )
     return FunctionSchedule(function)
-
-
-def _check_takes_step(function: Callable[..., Any]) -> None:
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # written in C
-        return
-    try:
-        signature.bind(0)
-    except TypeError:
-        name = getattr(function, "__name__", repr(function))
-        raise TypeError(
-            f"A schedule is called with one argument, the step, but {name} takes {signature}. "
-            "Write `lambda step: ...`."
-        ) from None
 
 
 def _captured(function: object, depth: int = 4) -> Iterator[Any]:

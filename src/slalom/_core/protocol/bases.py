@@ -11,7 +11,7 @@ from ... import tree
 from ...tree.types import Gradients, Params, PyTree, Updates
 from .context import Context
 from .parts import Part, parts
-from .transform import AbstractTransform, State, advise_inputs
+from .transform import AbstractTransform, State, advise_inputs, pair
 from .writer import ADD, RETURN, Writer
 
 
@@ -82,7 +82,7 @@ class AbstractStatelessTransform(AbstractTransform[None]):
         params: Params | None = None,
         context: Context | None = None,
     ) -> tuple[Updates, None]:
-        return self.apply(updates, params, context), None
+        return pair(self, (self.apply(updates, params, context), None), updates)
 
 
 class AbstractPerExampleTransform(AbstractTransform[State]):

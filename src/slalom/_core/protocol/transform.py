@@ -144,7 +144,7 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
 
         **Returns:** the new parameters and the new state.
         """
-        updates, state = pair(self, self.update(grads, state, params, context))
+        updates, state = pair(self, self.update(grads, state, params, context), grads)
         return ADD(params, updates), state
 
     # --- what a subclass may add ------------------------------------------------------------
@@ -231,7 +231,8 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
         if write is ADD and here.params is not None:
             return pair(self, self.step(updates, here.state, here.params, here.context))
         seen = write.full(here.params)
-        updates, state = pair(self, self.update(updates, here.state, seen, here.context))
+        result = self.update(updates, here.state, seen, here.context)
+        updates, state = pair(self, result, updates)
         return write(here.params, updates), state
 
     def leafwise(self, here: Part, leaves: tuple[int, ...]) -> PyTree | None:
@@ -350,23 +351,31 @@ _HOW = {
 }
 
 
-def missing(who: str, name: str, *, in_training_step: bool = False) -> str:
-    """The message for an input that a transform needs and did not get."""
-    how = _HOW.get(name, f"pass it: `opt.step(model, grads, {name}=...)`")
-    if in_training_step and "train_step" not in how:
-        how = f'pass it: `step(model, opt, ..., context={{"{name}": ...}})`'
+def missing(who: str, *names: str, in_training_step: bool = False) -> str:
+    """The message for inputs that a transform needs and did not get."""
+    how = {name: _HOW.get(name, f"pass it: `opt.step(model, grads, {name}=...)`") for name in names}
+    for name in names:
+        if in_training_step and "train_step" not in how[name]:
+            how[name] = f'pass it: `step(model, opt, ..., context={{"{name}": ...}})`'
     itself = " `sl.train_step` passes value, grad and value_fn itself."
-    by_step = ("value", "grad", "value_fn", "grad_fn")
-    return f"{who} needs '{name}': {how}." + itself * (name in by_step)
+    by_step = {"value", "grad", "value_fn", "grad_fn"}
+    needed = ", ".join(map(repr, names))
+    return f"{who} needs {needed}: {'; '.join(how.values())}." + itself * bool(by_step & {*names})
 
 
-def pair(transform: AbstractTransform[Any], result: object) -> tuple[Any, Any]:
-    """The result of `update` or `step`. Raises an error if it is not a pair."""
+def pair(
+    transform: AbstractTransform[Any], result: object, updates: Updates = None
+) -> tuple[Any, Any]:
+    """The result of `update`, with the incoming updates, or of `step`. Raises an error if it is not
+    a pair, or if its updates are unlike the incoming ones."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise TypeError(
             f"{type(transform).__name__} must return a pair, the updates (from `step`, the "
             f"parameters) and the new state, got something of type {type(result).__name__}."
         )
+    if updates is not None and not transform.per_example:
+        of = f" of {type(transform).__name__}"
+        tree.check_same_shapes(result[0], updates, "incoming update", of=of)
     return result
 
 

@@ -91,6 +91,31 @@ def check_bool(name: str, value: object) -> None:
         raise TypeError(f"{name} must be True or False, got {value!r}.")
 
 
+def check_takes(what: str, function: Callable[..., Any], *names: str) -> None:
+    """Raises an error for a function that cannot be called with arguments of these names."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # written in C
+        return
+    try:
+        signature.bind(*names)
+    except TypeError:
+        arguments, name = ", ".join(names), getattr(function, "__name__", repr(function))
+        raise TypeError(
+            f"{what} is called with ({arguments}), but {name} takes {signature}. Write "
+            f"`lambda {arguments}: ...`."
+        ) from None
+
+
+def call(what: str, function: Callable[..., Any], **arguments: Any) -> Any:
+    """Calls a function of the user, by position. The names are for the error if it takes others."""
+    try:
+        return function(*arguments.values())
+    except TypeError:
+        check_takes(what, function, *arguments)
+        raise
+
+
 def uncalled(value: Any) -> str:
     """Advice for a recipe or class that was passed uncalled, and for other values that people pass
     as a transform."""

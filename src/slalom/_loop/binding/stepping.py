@@ -197,10 +197,10 @@ def _context(
     if context.residuals is not None:
         context = _with_loss(context, declared, model.params, grads)
     for part in transforms(transform):
-        for name in part.module.needs:
-            if name != "params" and not context.has(name):
-                who = f"{type(part.module).__name__} ('{part.name}')"
-                raise TypeError(missing(who, name, in_training_step=in_training_step))
+        absent = [n for n in part.module.needs if n != "params" and not context.has(n)]
+        if absent:
+            who = f"{type(part.module).__name__} ('{part.name}')"
+            raise TypeError(missing(who, *absent, in_training_step=in_training_step))
     for name in (*extra, *functions):
         if name not in declared and name != "value_fn":
             accepted = sorted(declared - {*ALWAYS, "params", "step"})

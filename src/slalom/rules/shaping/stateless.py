@@ -8,6 +8,7 @@ import equinox as eqx
 from ... import tree
 from ..._core.protocol.bases import AbstractStatelessTransform
 from ..._core.protocol.context import Context
+from ..._core.text.messages import call
 from ...tree.types import Params, Updates
 
 
@@ -35,9 +36,7 @@ class Stateless(AbstractStatelessTransform):
     fn: Callable[[Any, Any], Any] = eqx.field(static=True)
 
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
-        new_updates = self.fn(updates, params)
-        tree.check_same_structure((updates, new_updates))
-        return tree.widened(new_updates)
+        return tree.widened(call("Stateless.fn", self.fn, updates=updates, params=params))
 
 
 class StatelessPerLeaf(AbstractStatelessTransform):
@@ -68,9 +67,7 @@ class StatelessPerLeaf(AbstractStatelessTransform):
     def apply(self, updates: Updates, params: Params | None, context: Context | None) -> Updates:
 
         def rule(_, u, p=None):
-            return self.fn(u, p)
+            return call("StatelessPerLeaf.fn", self.fn, update=u, param=p)
 
         trees = (updates,) if params is None else (updates, params)
-        new_updates = tree.map_leaves(rule, trees)
-        tree.check_same_structure((updates, new_updates))
-        return new_updates
+        return tree.map_leaves(rule, trees)

@@ -15,6 +15,7 @@ from ..._core.protocol.context import Context
 from ..._core.protocol.parts import MIXED, Part
 from ..._core.protocol.wrapper import AbstractPacedWrapper, AbstractWrapper, run_if
 from ..._core.protocol.writer import Writer
+from ..._core.text.messages import call
 from ..._core.text.printing import code
 from ...tree.dtypes import as_canonical, as_float, canonical_float
 from ...tree.types import Gradients, Params, PyTree, Scalar, Updates, is_function
@@ -96,7 +97,7 @@ class When(AbstractWrapper[WhenState]):
     def _holds(self, context: Context, updates: Updates) -> Bool[Array, ""]:
         name = code(self.condition)
         try:
-            holds = self.condition(context, updates)
+            holds = call("When.condition", self.condition, context=context, updates=updates)
         except jax.errors.TracerBoolConversionError:
             raise TypeError(
                 f"The condition {name} of `.when` branches in Python on a traced value. Return the "

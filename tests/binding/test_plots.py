@@ -112,11 +112,7 @@ def test_names_and_positions_place_lines_also_of_runs_and_flags():
     np.testing.assert_array_equal(second[1], [2, 3, 4])
 
     history = {"norm": [1.0, 1e-3], "loss": [2.0, 1.0], "signed": [-1.0, 1e4]}
-    assert [axes.get_yscale() for axes in sl.plot_metrics(history).axes] == [
-        "log",
-        "linear",
-        "linear",
-    ]
+    assert [ax.get_yscale() for ax in sl.plot_metrics(history).axes] == ["log", "linear", "linear"]
 
     history = {"x": jnp.ones(2, jnp.bfloat16).at[0].set(0.5), "flag": np.array([True, False])}
     left, right = sl.plot_metrics(history).axes

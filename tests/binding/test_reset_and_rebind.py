@@ -281,10 +281,8 @@ def test_old_rows_go_on_beside_new_ones(tx):
 def test_units_are_pruned_and_layers_added_grown_and_removed():
     net = {"in": jnp.ones((4, 2)), "out": jnp.ones((3, 4)), "bias": jnp.ones(4)}
     opt = sl.Optimizer(sl.adam(0.1), net)
-    numbered = (
-        x + jnp.arange(x.size, dtype=x.dtype).reshape(x.shape) for x in jax.tree.leaves(opt)
-    )
-    opt = jax.tree.structure(opt).unflatten(list(numbered))
+    marked = (x + jnp.arange(x.size, dtype=x.dtype).reshape(x.shape) for x in jax.tree.leaves(opt))
+    opt = jax.tree.structure(opt).unflatten(list(marked))
     kept = jnp.array([0, 3])
 
     def pruned(tree):

@@ -119,13 +119,11 @@ def test_the_step_sees_the_noise_of_the_sample(wrap, steps, rtol):
     _, opt, _ = after_training(step, opt, steps, model)
     states = jax.tree.leaves(opt.state, is_leaf=lambda x: isinstance(x, ScaleByIvonState))
     (state,) = (x for x in states if isinstance(x, ScaleByIvonState))
-    found = np.concatenate([np.ravel(x) for x in jax.tree.leaves(decoded(state.precision["w"]))])
+    got = np.concatenate([np.ravel(x) for x in jax.tree.leaves(decoded(state.precision["w"]))])
     noise = np.concatenate([first.real, first.imag]) if np.iscomplexobj(first) else first
     before = 1.0001
     change = noise.astype(np.float64) ** 2 * 10 * before - 1
-    np.testing.assert_allclose(
-        found, before + change + change**2 / 2 / before, rtol=rtol, atol=rtol
-    )
+    np.testing.assert_allclose(got, before + change + change**2 / 2 / before, rtol=rtol, atol=rtol)
 
 
 def is_finite(context, updates):

@@ -119,11 +119,7 @@ ZOOM_NUMBERS = (9, 2.0, 1e-9, 3.0, 1e-3, 0.1, None, 1e-4, "one")
 BACKTRACKING_NUMBERS = (20, 0.1, 0.5, 4.0, 0.7, 1e-6, 1e-3)
 PAIRS = {
     "lbfgs-numbers": (sl.lbfgs(falling, 3, False), optax.lbfgs(falling, 3, False), himmelblau),
-    "lbfgs-alone": (
-        sl.lbfgs(0.1, 4, linesearch=None),
-        optax.lbfgs(0.1, 4, linesearch=None),
-        matyas,
-    ),
+    "alone": (sl.lbfgs(0.1, 4, linesearch=None), optax.lbfgs(0.1, 4, linesearch=None), matyas),
     "zoom": (*after_sgd(1.0, ZOOM, 15), beale),
     "zoom-numbers": (*after_sgd(0.1, ZOOM, *ZOOM_NUMBERS), himmelblau),
     "backtracking": (*after_sgd(1.0, BACKTRACKING, 50), rosenbrock),

@@ -107,11 +107,7 @@ def by_hand(tx, grads, params):
 
 
 SAFE = sl.prodigy(safeguard_warmup=True, b3=0.5)
-RATES = {
-    "prodigy": sl.prodigy(),
-    "dadapt_adamw": sl.contrib.dadapt_adamw(),
-    "prodigy, safeguard": SAFE,
-}
+RATES = {"prodigy": sl.prodigy(), "dadapt_adamw": sl.contrib.dadapt_adamw(), "safeguard": SAFE}
 
 
 @pytest.mark.parametrize("name", slow_except(RATES, "prodigy"))
@@ -337,8 +333,5 @@ def test_mechanic_learns_what_only_a_master_copy_can_hold():
         w, opt = run(w, sl.Optimizer(tx, w))
         return opt.eval_params(w, full_precision=True)
 
-    for dtype, wrap in (
-        (jnp.float32, lambda tx: tx),
-        (jnp.bfloat16, lambda tx: tx.write("master")),
-    ):
+    for dtype, wrap in ((jnp.float32, lambda x: x), (jnp.bfloat16, lambda x: x.write("master"))):
         assert jnp.max(jnp.abs(learned(dtype, wrap))) < 1e-3

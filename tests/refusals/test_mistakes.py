@@ -74,17 +74,13 @@ def test_calls():
         TypeError, "step() … got 3", "`model, opt = opt.step(model, grads)` … `value=loss`"
     ):
         bound().step(params(), params(), bound().state)
-    for own, returned, given in [
-        ("step", "params", 2),
-        ("step", "params", 1),
-        ("update", "updates", 1),
-    ]:
+    for own, made, n in [("step", "params", 2), ("step", "params", 1), ("update", "updates", 1)]:
         with refused(
             TypeError,
             "A transform does not hold its state",
-            f"`{returned}, state = tx.{own}(grads, state, params)` … `model, opt = ",
+            f"`{made}, state = tx.{own}(grads, state, params)` … `model, opt = ",
         ):
-            getattr(sl.adam(0.1), own)(*[params()] * given)
+            getattr(sl.adam(0.1), own)(*[params()] * n)
     with refused(
         TypeError,
         "`tx.update` got the keyword 'value'",

@@ -141,10 +141,8 @@ def test_other_fields_and_small_leaves_stay_and_bytes_are_counted():
     assert state.inner[0].mu["w"].dtype == jnp.float32
 
     # A floating dtype changes no shape.
-    halved = jax.tree.leaves(shapes(sl.adam(0.1).store("bfloat16", min_size=1)))
-    assert [x.shape for x in halved] == [
-        x.shape for x in jax.tree.leaves(sl.adam(0.1).init(PARAMS))
-    ]
+    half = jax.tree.leaves(shapes(sl.adam(0.1).store("bfloat16", min_size=1)))
+    assert [x.shape for x in half] == [x.shape for x in jax.tree.leaves(sl.adam(0.1).init(PARAMS))]
 
     state = shapes(sl.lion(0.1).store("int8", min_size=1000))[0]
     assert isinstance(state.mu["w"], C.Encoded)

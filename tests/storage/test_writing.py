@@ -40,9 +40,7 @@ def start(dtype=BF16):
 def gradients(dtype=BF16, steps=STEPS, seed=0):
     """Of many steps, stacked: random ones around a mean that is not zero."""
     rng = np.random.default_rng(seed)
-    drawn = {
-        name: (0.3 + rng.normal(size=(steps, *p.shape)), p) for name, p in start(dtype).items()
-    }
+    drawn = {key: (0.3 + rng.normal(size=(steps, *p.shape)), p) for key, p in start(dtype).items()}
     return {name: jnp.asarray(x, F32).astype(p.dtype) for name, (x, p) in drawn.items()}
 
 

@@ -219,9 +219,7 @@ def test_weights_stay_from_one_refresh_to_the_next(name):
         np.testing.assert_allclose(weights, weights_in(each), rtol=1e-5)
 
         def weighted(model, x=x, weights=weights):
-            return sum(
-                w * loss for w, loss in zip(weights, loss_fn(model, x).values(), strict=True)
-            )
+            return sum(w * y for w, y in zip(weights, loss_fn(model, x).values(), strict=True))
 
         value, grads = jax.value_and_grad(weighted)(before)
         np.testing.assert_allclose(opt.metrics["weighted_loss"], value, rtol=1e-5)

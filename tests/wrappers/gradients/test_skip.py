@@ -45,7 +45,7 @@ OPTAX_LARGE = functools.partial(optax.skip_large_updates, max_squared_norm=LIMIT
 CONDITIONS = {
     "not finite": (sl.SkipNotFinite(), optax.skip_not_finite),
     "both": (BOTH, theirs_both),
-    "optax's own": (OPTAX_LARGE, OPTAX_LARGE),
+    "optax": (OPTAX_LARGE, OPTAX_LARGE),
 }
 
 
@@ -53,12 +53,7 @@ def ks(n):
     return jnp.minimum(n + 1, 3)
 
 
-CASES = (
-    ("both", 4, False),
-    ("both", ks, True),
-    ("not finite", ks, False),
-    ("optax's own", 4, True),
-)
+CASES = (("both", 4, False), ("both", ks, True), ("not finite", ks, False), ("optax", 4, True))
 
 
 @pytest.mark.slow

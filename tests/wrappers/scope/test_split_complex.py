@@ -113,11 +113,8 @@ class Watch(sl.AbstractTransform):
 
 
 def test_what_writes_parameters_goes_around():
-    writers = {
-        "outer": sl.adam(0.1).lookahead(2, 0.5),
-        "average": sl.adam(0.1).average().every_k(2),
-    }
-    for name, tx in writers.items():
+    made = {"outer": sl.adam(0.1).lookahead(2, 0.5), "average": sl.adam(0.1).average().every_k(2)}
+    for name, tx in made.items():
         with pytest.raises(ValueError) as error:  # noqa: PT011  the whole text is compared
             tx.split_complex()
         assert str(error.value) == (

@@ -112,6 +112,8 @@ def test_write_policies():
 def test_schedule_free_and_outer_optimizers():
     with refused(ValueError, "`.outer` and `.lookahead` … 'schedule_free'", "Leave out one"):
         sl.sgd(0.1).schedule_free().lookahead(5, 0.5)
+    with refused(ValueError, "`.outer` and `.lookahead` … 'outer'", "Leave out one"):
+        sl.sgd(0.1).lookahead(5, 0.5).lookahead(5, 0.5)
     with refused(ValueError, "'outer' inside `.schedule_free`", "Leave out one"):
         sl.sgd(0.1).lookahead(5, 0.5).schedule_free()
     with refused(ValueError, "Outer.optimizer contains 'average'", "`tx.outer(...).average(...)`"):

@@ -91,10 +91,10 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
         call = ".lookahead(...)" if averages else ".outer(...)"
         refuse_projected(self.inner, call, averages=averages)
         for part in parts(self.inner):
-            if isinstance(part.module, ScheduleFree):
+            if isinstance(part.module, ScheduleFree | Outer):
                 raise ValueError(
                     f"`.outer` and `.lookahead` move the parameters, but '{part.name}' inside them "
-                    "keeps an average that would not move with them. Leave out one of them."
+                    "keeps others that would not move with them. Leave out one of them."
                 )
 
     def init(self, params: Params) -> OuterState:

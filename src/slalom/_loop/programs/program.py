@@ -46,7 +46,7 @@ can no longer be used ({paths}). Use the results of that call:
     model, opt, loss = step(model, opt, ...)
 or, if Ctrl-C came before they were assigned,
     model, opt, loss = step.last
-or disable donation, which needs memory for a copy:
+or disable donation, which needs memory for a copy and survives an error in the step:
     step = sl.train_step(loss_fn, donate={keeps_it})"""
 
 UNHASHABLE = """The leaf '{path}' of type {type} is not an array, so it is static and must be \

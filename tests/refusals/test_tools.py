@@ -67,6 +67,11 @@ def test_plots():
 
 
 def test_batches_steps_and_the_learning_rate_range_test():
+    outside = "Call it outside. `step.scan` and `sl.minimize`"
+    with refused(TypeError, "`sl.sweep` … under `jit`, `vmap` or `grad`", outside):
+        jax.vmap(lambda x: sweep(RATES, batches=[x]))(jnp.ones(2))
+    with refused(TypeError, "`sl.lr_range_test` … under `jit`, `vmap` or `grad`", outside):
+        jax.jit(search)()
     with refused(TypeError, "`sl.sweep` … got a tuple of 2", BATCHES_ARE):
         sweep(RATES, batches=(jnp.ones(2), jnp.ones(2)))
     with refused(TypeError, "second argument of `sl.sweep` … got <function adam", "`adam(...)`"):

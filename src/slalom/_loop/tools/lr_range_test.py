@@ -14,7 +14,7 @@ from ..._core.text.messages import advise_positions, check_int
 from ...tree.types import PyTree, WhereLike
 from ..binding.optimizer import Optimizer
 from ..training.options import BatchArgs
-from .runs import Run, bound, progress_bar, step_of_runs, take
+from .runs import Run, bound, progress_bar, refuse_trace, step_of_runs, take
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -172,6 +172,7 @@ def lr_range_test(
 
     ??? cite "Smith, [Cyclical Learning Rates](https://arxiv.org/abs/1506.01186), 2015"
     """
+    refuse_trace("sl.lr_range_test", tx, model, lr_min, lr_max)
     check_int("`steps` of `sl.lr_range_test`", steps, LEAST_STEPS)
     if not 0 < lr_min < lr_max < math.inf:
         raise ValueError(

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from ..._core.protocol.transform import AbstractTransform
-from ...tree.types import PyTree, Scalar, WhereLike
+from ...tree.types import PyTree, Scalar, Tracer, WhereLike
 from ..binding.binding import no_transform
 from ..binding.optimizer import Optimizer
 from ..training.options import check_model_state
@@ -28,6 +28,15 @@ def bound(who: str, loss_fn: Any, tx: Any, model: PyTree, trainable: WhereLike |
         at, call = f"second argument of `{who}`", f"{who}(loss_fn, tx, model, ...)"
         raise TypeError(no_transform(tx, [loss_fn, model], at, call))
     return Optimizer(tx, model, trainable=trainable)
+
+
+def refuse_trace(who: str, *inputs: PyTree) -> None:
+    """Raises an error inside a `jit`, `vmap` or `grad`, where no loss has a value."""
+    if any(isinstance(x, Tracer) for x in jax.tree.leaves((jnp.zeros(()), inputs))):
+        raise TypeError(
+            f"`{who}` reads losses on the host, so it does not work under `jit`, `vmap` or `grad`. "
+            "Call it outside. `step.scan` and `sl.minimize` work inside."
+        )
 
 
 def take(batches: Iterable[Any], steps: int, who: str) -> Iterator[tuple[Any, ...]]:
@@ -44,6 +53,7 @@ def take(batches: Iterable[Any], steps: int, who: str) -> Iterator[tuple[Any, ..
     while taken < steps:
         before = taken
         for batch in source:
+            refuse_trace(who, batch)
             yield tuple(batch) if isinstance(batch, tuple | list) else (batch,)
             taken += 1
             if taken == steps:

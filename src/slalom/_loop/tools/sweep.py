@@ -25,7 +25,7 @@ from ..programs.arguments import Carried
 from ..programs.program import Program
 from ..reports.plots import draw_final_losses, draw_heat_map, draw_sweep_losses
 from ..training.options import BatchArgs
-from .runs import Run, bound, progress_bar, step_of_runs, take
+from .runs import Run, bound, progress_bar, refuse_trace, step_of_runs, take
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -192,6 +192,7 @@ def sweep(
     check_int("`steps` of `sl.sweep`", steps, 1)
     if chunk is not None:
         check_int("`chunk` of `sl.sweep`", chunk, 1, ", the number of runs at a time")
+    refuse_trace("sl.sweep", tx, model, grid)
     base = bound("sl.sweep", loss_fn, tx, model, trainable)
     axes = _checked(grid, base)
     advance = step_of_runs(

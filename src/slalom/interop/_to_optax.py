@@ -197,10 +197,11 @@ def _keywords(state: ToOptaxState, params: PyTree, extra_args: Mapping[str, Any]
         if "grad_fn" in absent:
             # It is the gradient of the loss.
             absent = absent - {"grad_fn"} | ({"value_fn"} - available.keys())
-        for name in sorted(absent):
-            passed = "params" if name == "params" else f"params, {name}=..."
+        if absent:
+            passed = ", ".join(["params", *(f"{name}=..." for name in sorted(absent - {"params"}))])
             raise TypeError(
-                f"{type(part.module).__name__} ('{part.name}') needs '{name}': write "
+                f"{type(part.module).__name__} ('{part.name}') needs "
+                f"{', '.join(map(repr, sorted(absent)))}: write "
                 f"`tx.update(grads, state, {passed})`."
             )
         declared |= needs
@@ -211,7 +212,10 @@ def _keywords(state: ToOptaxState, params: PyTree, extra_args: Mapping[str, Any]
 
 def _with_arguments(value_fn: Callable[..., Any], keywords: dict[str, Any]) -> Callable[..., Any]:
     """The loss as a function of the parameters alone, given those keywords that it takes."""
-    _, *takes = inspect.signature(value_fn).parameters
+    try:
+        takes = [*inspect.signature(value_fn).parameters][1:]
+    except (TypeError, ValueError):  # written in C, or with a signature of its own kind
+        return value_fn
     arguments = {name: keywords[name] for name in takes if name in keywords}
     # As a tree, so that other data do not recompile the update.
     return jax.tree_util.Partial(value_fn, **arguments) if arguments else value_fn

@@ -148,7 +148,9 @@ def test_memory_of_gradients_and_layers_and_the_time_to_compile_are_measured(mon
 def test_fits_of_several_solvers_are_compared(tmp_path, written):
     known = tmp_path / "fits.json"
     theirs = "linear_full_rank, `optimistix.LevenbergMarquardt`, float64"
-    known.write_text(json.dumps({theirs: [[0, True, 7, 5.0], [-1, False, 9, 6.0]]}))
+    scipy = f"linear_full_rank, {fits.SCIPY}, float64"
+    rows = {theirs: [[0, True, 7, 5.0], [-1, False, 9, 6.0]], scipy: [[0, True, 5, 5.0]] * 2}
+    known.write_text(json.dumps(rows))
     options = ["--solvers", "lbfgs", "--results", known]
     found, text = written(fits, "linear_full_rank", "Misra1a", *options)
     for name in ("linear_full_rank", "Misra1a"):
@@ -157,6 +159,7 @@ def test_fits_of_several_solvers_are_compared(tmp_path, written):
     assert "**float64**" in text
     assert "**float32**" in text
     assert "| `sl.lbfgs()` | 2 of 2 | 2 of 2 | 0 |" in text
+    assert "It takes 8 evaluations to get there, and SciPy 10: 0.80 times" in text
     assert "| `optimistix.LevenbergMarquardt` | 1 of 2 | 1 of 1 | 0 | 7 | 0 of 10 |" in text
 
 

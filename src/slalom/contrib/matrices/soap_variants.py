@@ -18,7 +18,7 @@ from ...rules.matrices._kronecker import (
     frequency_field,
     iterated_eigenvectors,
 )
-from ...rules.matrices._orthonormal import adjoint, adjoint_times
+from ...rules.matrices._orthonormal import adjoint, adjoint_times, product, products_of
 from ...rules.matrices.soap import AbstractInEigenbasis, AbstractInEigenbasisState
 from ...rules.momentum.momentum import first_moment
 from ...tree.rounding import power_of_two
@@ -113,7 +113,7 @@ class ScaleByKlSoap(AbstractInEigenbasis[ScaleByKlSoapState]):
             """Λ^(−1/2)·Qᴴ·x; x itself without a basis, and in the first step."""
             if basis is None or inverse_root is None:
                 return x
-            wide = bounded_entries(inverse_root[:, None] * adjoint_times(basis, x))
+            wide = bounded_entries(inverse_root[:, None] * product(basis, x, adjoint_times))
             return jnp.where(self.is_first, x, wide)
 
         roots = sides([jax.lax.rsqrt(jnp.maximum(x, _LEAST)) for x in leaf.variances])
@@ -131,7 +131,7 @@ class ScaleByKlSoap(AbstractInEigenbasis[ScaleByKlSoapState]):
             if old is None or variance is None:
                 continue
             y = whitened(x, q, root)
-            statistics.append(old + share * (adjoint(y) @ y / len(y) - old))
+            statistics.append(old + share * (products_of(y) / len(y) - old))
             scaled = in_basis if root is None else root[:, None] * in_basis
             mean = jnp.mean(tree.bounded_square(scaled), axis=0)
             variances.append(jnp.where(self.is_first, 0.1, variance + self.c_s * (mean - variance)))

@@ -20,7 +20,15 @@ from ...tree.types import Params
 from ...where.layout import Matrix
 from .._base import AbstractRule, Context, State
 from .._layout import matrices_as_text
-from ._orthonormal import adjoint, adjoint_times, eigh, orthonormal, product, times_adjoint
+from ._orthonormal import (
+    adjoint,
+    adjoint_times,
+    eigh,
+    orthonormal,
+    product,
+    products_of,
+    times_adjoint,
+)
 
 # --- how often ------------------------------------------------------------------------------
 
@@ -108,10 +116,10 @@ class AbstractTwoSided(AbstractRefreshed[State], _AbstractTwoSidedFields):
     def _into_basis(
         self, x: Inexact[Array, "n m"], basis: Sequence[Array]
     ) -> Inexact[Array, "n m"]:
-        """Q_Lᴴ·x·Q_R."""
+        """Q_Lᴴ·x·Q_R, in full precision, with which its entries are compared."""
         left, right = self._by_side(x.shape, basis)
-        x = x if left is None else adjoint_times(left, x)
-        return x if right is None else x @ right
+        x = x if left is None else product(left, x, adjoint_times)
+        return x if right is None else product(x, right)
 
     def _out_of_basis(
         self, x: Inexact[Array, "n m"], basis: Sequence[Array]
@@ -164,9 +172,9 @@ class AbstractTwoSided(AbstractRefreshed[State], _AbstractTwoSidedFields):
         """The means L and R, moved by a share of the way to g·gᴴ and gᴴ·g."""
         left, right = self._by_side(g.shape, statistics)
         if left is not None:
-            left = left + share * (g @ adjoint(g) - left)
+            left = left + share * (products_of(adjoint(g)) - left)
         if right is not None:
-            right = right + share * (adjoint(g) @ g - right)
+            right = right + share * (products_of(g) - right)
         return tuple(factor for factor in (left, right) if factor is not None)
 
 

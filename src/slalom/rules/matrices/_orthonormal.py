@@ -32,8 +32,8 @@ def times_adjoint(x: Inexact[Array, "... n m"], q: Inexact[Array, "... k m"]) ->
 def eigh(x: Inexact[Array, "n n"]) -> tuple[Real[Array, " n"], Inexact[Array, "n n"]]:
     """The rising eigenvalues and the eigenvectors of a Hermitian matrix.
 
-    Vectors of equal eigenvalues, as in a matrix of zeros, do not turn: their derivative would be
-    infinite.
+    Vectors of eigenvalues that are equal to rounding, as in a matrix of zeros, do not turn: their
+    derivative would be infinite.
     """
     values, vectors = jnp.linalg.eigh(x, symmetrize_input=False)
     return values, vectors
@@ -45,7 +45,9 @@ def _eigh_jvp(primals: Any, tangents: Any) -> Any:
     values, vectors = eigh(x)
     change = adjoint(vectors) @ t @ vectors
     apart = values[None, :] - values[:, None]
-    turn = jnp.where(apart == 0, 0, change / jnp.where(apart == 0, 1, apart))
+    least = float(jnp.finfo(values.dtype).eps) * jnp.max(jnp.abs(values), initial=0)
+    equal = jnp.abs(apart) <= least
+    turn = jnp.where(equal, 0, change / jnp.where(equal, 1, apart))
     return (values, vectors), (jnp.diagonal(change).real, vectors @ turn)
 
 
@@ -59,7 +61,7 @@ def first_shift(x: Inexact[Array, "n m"]) -> float:
     return 4 * math.sqrt(len(x)) * float(jnp.finfo(x.dtype).eps)
 
 
-def products_of(x: Inexact[Array, "n m"]) -> Inexact[Array, "m m"]:
+def products_of(x: Inexact[Array, "... n m"]) -> Inexact[Array, "... m m"]:
     """xᴴ·x, in full precision."""
 
     def in_parts(x: Array) -> Array:
@@ -67,19 +69,24 @@ def products_of(x: Inexact[Array, "n m"]) -> Inexact[Array, "m m"]:
         mixed = large.mT @ small
         products = large.mT @ large + (mixed + mixed.mT)
         # Matrix units cut off digits of their sums, which adds up where all terms are positive.
-        return jnp.where(jnp.eye(x.shape[-1], dtype=bool), jnp.sum(x * x, 0), products)
+        squares = jnp.sum(x * x, -2, keepdims=True)
+        return jnp.where(jnp.eye(x.shape[-1], dtype=bool), squares, products)
 
     return _precise(in_parts, lambda x: adjoint(x) @ x, x)
 
 
-def product(x: Inexact[Array, "n m"], y: Inexact[Array, "m k"]) -> Inexact[Array, "n k"]:
-    """x·y, in full precision."""
+def product(
+    x: Inexact[Array, "... _ _"],
+    y: Inexact[Array, "... _ _"],
+    of: Callable[[Array, Array], Array] = jnp.matmul,
+) -> Inexact[Array, "... _ _"]:
+    """x·y, or `adjoint_times` or `times_adjoint` of them, in full precision."""
 
     def in_parts(x: Array, y: Array) -> Array:
         (large, small), (other_large, other_small) = _parts(x), _parts(y)
-        return large @ other_large + (large @ other_small + small @ other_large)
+        return of(large, other_large) + (of(large, other_small) + of(small, other_large))
 
-    return _precise(in_parts, jnp.matmul, x, y)
+    return _precise(in_parts, of, x, y)
 
 
 def _precise(in_parts: Callable[..., Array], whole: Callable[..., Array], *arrays: Array) -> Array:

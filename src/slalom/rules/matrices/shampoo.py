@@ -17,7 +17,7 @@ from .._layout import matrices_as_text
 from ..low_memory.rms import ScaleByRms
 from ..momentum.momentum import Ema
 from ._kronecker import AbstractRefreshed, Frequency, bounded_entries, frequency_field
-from ._orthonormal import adjoint, eigh
+from ._orthonormal import adjoint, eigh, product, products_of, times_adjoint
 from ._routing import chosen, descent, with_adam_elsewhere
 
 
@@ -107,8 +107,8 @@ class ScaleByShampoo(AbstractRefreshed[ScaleByShampooState]):
     def advance(self, g, leaf):
         blocks = _Blocks.of(g.shape, self.block_size).split(bounded_entries(g))
         left, right = leaf.statistics
-        left = self.b2 * left + self.c2 * (blocks @ adjoint(blocks))
-        right = self.b2 * right + self.c2 * (adjoint(blocks) @ blocks)
+        left = self.b2 * left + self.c2 * products_of(adjoint(blocks))
+        right = self.b2 * right + self.c2 * products_of(blocks)
         leaf.statistics = (left, right)
 
     def refresh(self, g, leaf):
@@ -123,7 +123,8 @@ class ScaleByShampoo(AbstractRefreshed[ScaleByShampooState]):
     def direction(self, g, leaf):
         cut = _Blocks.of(g.shape, self.block_size)
         left, right = leaf.roots
-        return cut.join(left @ cut.split(bounded_entries(g)) @ right)
+        blocks = cut.split(bounded_entries(g))
+        return cut.join(product(product(left, blocks), right))
 
     # --- traits -----------------------------------------------------------------------------
 
@@ -199,13 +200,12 @@ def _inverse_fourth_root(x: Inexact[Array, "n n"], eps: Scalar) -> Inexact[Array
     # the next update overflow. After gradients of zeros alone, as below a last layer that starts at
     # zero, the roots are the identity.
     scale = jnp.where(largest > 0, jnp.maximum(largest, float(limits.tiny) ** 0.75), 1)
+    scale = jax.lax.stop_gradient(scale)  # the roots do not depend on it
     values, vectors = eigh(x * (1 / scale))
     largest = jnp.maximum(values[-1], 0)
     values = jnp.maximum(values, 0) + eps.astype(values.dtype) * largest
     powers = jnp.where(largest > 0, tree.positive(values), 1) ** -0.25
-    with jax.default_matmul_precision("highest"):
-        roots = (vectors * powers[None, :]) @ adjoint(vectors)
-    return roots * scale**-0.25
+    return product(vectors * powers[None, :], vectors, times_adjoint) * scale**-0.25
 
 
 @advise_keywords

@@ -16,6 +16,7 @@ from ..._core.protocol.parts import Part, parts, transforms
 from ..._core.protocol.real_vectors import from_vector, to_vector
 from ..._core.protocol.residuals import Residuals
 from ...tree.dtypes import canonical_float, sum_dtype
+from ...tree.rounding import same_bits
 from ...tree.types import PyTree, Scalar
 from ...wrappers import Project
 from ..binding.model import Split, split, strong
@@ -157,7 +158,7 @@ class Solver(NamedTuple):
         known = {"value": value, "grad": gradient, "value_fn": self._loss, **known}
         model, opt = c.opt.step(self.whole.join(c.params), gradient, **known)
         params = jax.tree.leaves(split(model, opt.binding.trainable).params)
-        same = [jnp.all(a == b) for a, b in zip(params, c.params, strict=True)]
+        same = [jnp.all(same_bits(a, b)) for a, b in zip(params, c.params, strict=True)]
         tried = [
             part.module.num_evaluations(part.state) for part in transforms(opt.transform, opt.state)
         ]

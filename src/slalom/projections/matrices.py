@@ -1,6 +1,5 @@
 """Projections of matrices, each leaf by itself."""
 
-import functools
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -41,7 +40,7 @@ class stiefel(AbstractProjection):
 
         def polar(x: Array) -> Array:
             u, _, vh = jnp.linalg.svd(x, full_matrices=False)
-            return jnp.matmul(u, vh, precision=jax.lax.Precision.HIGHEST)
+            return tree.matmul(u, vh)
 
         return jax.tree.map(polar, x)
 
@@ -49,14 +48,13 @@ class stiefel(AbstractProjection):
         """u − x·(xᴴu + uᴴx)/2, and for orthonormal rows u − (xuᴴ + uxᴴ)/2·x."""
 
         def part(x: Array, u: Array) -> Array:
-            product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
             tall = x.shape[-2] >= x.shape[-1]
-            gram = product(_adjoint(x), u) if tall else product(u, _adjoint(x))
+            gram = tree.matmul(_adjoint(x), u) if tall else tree.matmul(u, _adjoint(x))
             # Singular values of x other than 1, as at the start, do not blow u up.
             square = jnp.mean(jnp.sum(tree.abs_squared(x), axis=-2 if tall else -1), axis=-1)
             scale = jnp.where(square == 0, 1, 2 * square)[..., None, None]
             gram = (gram + _adjoint(gram)) / scale.astype(gram.dtype)
-            return u - (product(x, gram) if tall else product(gram, x))
+            return u - (tree.matmul(x, gram) if tall else tree.matmul(gram, x))
 
         return jax.tree.map(part, x, u)
 
@@ -93,7 +91,7 @@ class psd(AbstractProjection):
         def clipped(x: Array) -> Array:
             values, vectors = jnp.linalg.eigh(x, symmetrize_input=True)
             scaled = vectors * jnp.expand_dims(jnp.maximum(values, 0), -2).astype(vectors.dtype)
-            return jnp.matmul(scaled, _adjoint(vectors), precision=jax.lax.Precision.HIGHEST)
+            return tree.matmul(scaled, _adjoint(vectors))
 
         return jax.tree.map(clipped, x)
 

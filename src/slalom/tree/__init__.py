@@ -47,6 +47,7 @@ from .means import (
     bias_correction as bias_correction,
     increment as increment,
     inner as inner,
+    matmul as matmul,
     moved as moved,
     newest_weight as newest_weight,
     sum_of as sum_of,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, Real
+from jaxtyping import Array, Bool, Inexact, Int, Real
 
 from .dtypes import accumulation_dtype, cast, in_precision_of, sum_dtype
 from .types import PyTree, Scalar
@@ -79,6 +79,14 @@ def inner(a: PyTree, b: PyTree) -> Scalar:
             product = product + x.imag * y.imag
         total = total + jnp.asarray(jnp.sum(product), dtype)
     return total
+
+
+def matmul(x: Inexact[Array, "... n m"], y: Inexact[Array, "... m k"]) -> Inexact[Array, "... n k"]:
+    """x·y in full precision, on which estimates of rounding errors rely.
+
+    By default, a GPU rounds the entries of float32 matrices to 11 bits, though not of vectors.
+    """
+    return jnp.matmul(x, y, precision="highest")
 
 
 def bias_correction(decay: Scalar, age: Int[Array, "*leaves"]) -> Real[Array, "*leaves"]:

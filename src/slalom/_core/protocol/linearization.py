@@ -234,12 +234,12 @@ class Linearization:
     def kernel(self) -> Float[Array, "rows rows"]:
         """J·Jᵀ, from the Jacobian, or with `chunk` from the Jacobians of pairs of chunks."""
         if self._jacobian is not None:
-            return self._jacobian @ self._jacobian.T
+            return tree.matmul(self._jacobian, self._jacobian.T)
         return self._by_chunks(lambda rows: self._against(rows).T)
 
     def _against(self, rows: Array) -> Array:
         """J·rowsᵀ."""
-        return self._by_chunks(lambda others: others @ rows.T)
+        return self._by_chunks(lambda others: tree.matmul(others, rows.T))
 
     def _by_chunks(self, function: Callable[[Array], Array]) -> Array:
         """The results of a function of rows of J, which is called with `chunk` examples at a time.
@@ -386,7 +386,7 @@ def _multiplied(factors: Array, x: Array) -> Array:
     """Factors times outputs, or times their derivatives, which have one axis more."""
     if factors.ndim < 3:
         return factors.reshape(*factors.shape, *(1,) * (x.ndim - factors.ndim)) * x
-    return jnp.einsum("nij,nj...->ni...", factors, x)
+    return jnp.einsum("nij,nj...->ni...", factors, x, precision="highest")
 
 
 def _of_each(function: Callable[[Any], PyTree], rows: PyTree) -> PyTree:

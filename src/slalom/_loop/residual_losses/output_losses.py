@@ -206,7 +206,7 @@ def _root(matrices: Float[Array, "examples k k"]) -> Float[Array, "examples k k"
     """The symmetric square roots of matrices without negative eigenvalues."""
     values, vectors = jnp.linalg.eigh((matrices + jnp.swapaxes(matrices, -1, -2)) / 2)
     roots = jnp.sqrt(jnp.maximum(values, 0))
-    return jnp.einsum("nij,nj,nkj->nik", vectors, roots, vectors)
+    return tree.matmul(vectors * roots[:, None, :], vectors.mT)
 
 
 class VariationalEnergy(AbstractCurvatureLoss):

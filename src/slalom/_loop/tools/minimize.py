@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from ... import tree
 from ..._core.fields.declare import check_number
 from ..._core.protocol.loss import loss_of
 from ..._core.protocol.parts import transforms
@@ -109,11 +110,11 @@ class MinimizeResult(eqx.Module):
             pairs = zip(loss_fn.terms.values(), linear.outputs, strict=True)
             scales = [jnp.full(z.size, 2 * t.weight / z.size, linear.dtype) for t, z in pairs]
             # half @ half.T @ rowsᵀ is the derivative of the fit by the data.
-            by_data = half @ (half.T @ rows.T)
-            found = (by_data * jnp.concatenate(scales)[None, :]) @ by_data.T
+            by_data = tree.matmul(half, tree.matmul(half.T, rows.T))
+            found = tree.matmul(by_data * jnp.concatenate(scales)[None, :], by_data.T)
         else:
             free = max(linear.num_rows - number, 1)
-            found = half @ half.T * (2 * linear.value / free)
+            found = tree.matmul(half, half.T) * (2 * linear.value / free)
             determined &= linear.num_rows > number
         return jnp.where(determined, found, jnp.inf)
 

@@ -97,7 +97,7 @@ class ScaleBySelfScaledBroyden(AbstractTransform[ScaleBySelfScaledBroydenState])
         # A matrix that is positive definite has no zero on its diagonal.
         fresh = state.inverse[0, 0] == 0
         # One pass over the matrix.
-        products = state.inverse @ jnp.stack([last, y, g], axis=1)
+        products = tree.matmul(state.inverse, jnp.stack([last, y, g], axis=1))
         products = jnp.where(fresh, jnp.stack([last, y, g], axis=1), products)
         sy, eps = jnp.vdot(s, y), jnp.finfo(dtype).eps
         numbers, good = _numbers(self.family, s, y, last, products, fresh)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from ... import tree
 from ..._core.protocol.transform import AbstractTransform
 from ...projections import box
 from ...tree.types import Scalar
@@ -99,11 +100,11 @@ def model_of(pairs: Pairs, theta: Scalar) -> _Model:
     root = jnp.where(pairs.stored, 1 / jnp.sqrt(jnp.where(pairs.stored, sy, 1)), 0)
     s, y = pairs.s * root[:, None], pairs.y * root[:, None]
     # Row i and column j with pair i newer than pair j, which comes first here.
-    lower = jnp.triu(s @ y.T, 1)
+    lower = jnp.triu(tree.matmul(s, y.T), 1)
     one = jnp.eye(sy.shape[0], dtype=sy.dtype)
     # A pair that is not stored has no columns in W, and must not make the matrix singular.
     missing = jnp.where(pairs.stored, 0, 1)
-    inverse = jnp.block([[-one, lower.T], [lower, theta * (s @ s.T) + jnp.diag(missing)]])
+    inverse = jnp.block([[-one, lower.T], [lower, theta * tree.matmul(s, s.T) + jnp.diag(missing)]])
     return _Model(theta, jnp.concatenate([y, theta * s]).T, inverse)
 
 
@@ -151,7 +152,7 @@ def _over_the_free(box: Box, model: _Model) -> Array:
     w = jnp.where(free[:, None], model.w, 0)
     moved = jnp.linalg.solve(model.inverse, model.w.T @ (start - x))
     residual = jnp.where(free, g + theta * (start - x), 0) - w @ moved
-    inner = jnp.linalg.solve(model.inverse - w.T @ w / theta, w.T @ residual)
+    inner = jnp.linalg.solve(model.inverse - tree.matmul(w.T, w) / theta, w.T @ residual)
     step = -residual / theta - w @ inner / theta**2
 
     projected = box.clip(start + step)

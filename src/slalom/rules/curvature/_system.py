@@ -9,6 +9,7 @@ import jax.scipy.linalg as linalg
 import numpy as np
 from jaxtyping import Array, Float
 
+from ... import tree
 from ..._core.protocol.linearization import Linearization
 from ..._core.protocol.real_vectors import real_size
 from ...tree.dtypes import sum_dtype
@@ -154,7 +155,7 @@ def _gram(linear: Linearization) -> Float[Array, "params params"]:
     size = linear.num_params
     zeros = jnp.zeros((size, size), linear.dtype)
     vector = jnp.zeros(linear.num_rows, linear.dtype)
-    return linear.fold(lambda total, rows, _: total + rows.T @ rows, zeros, vector)
+    return linear.fold(lambda total, rows, _: total + tree.matmul(rows.T, rows), zeros, vector)
 
 
 def chosen_form(who: str, form: str, linear: Linearization) -> str:

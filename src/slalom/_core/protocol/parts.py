@@ -6,10 +6,12 @@ without a declared trait, Slalom may raise more errors, but never computes anyth
 
 import contextlib
 import dataclasses
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax
+import numpy as np
 from jaxtyping import Array
 
 from ... import tree
@@ -79,6 +81,9 @@ class Part(NamedTuple):
         """
         module = self.module
         here = self.with_context()
+        # States with equal names inside of different transforms are rounded independently.
+        salt = np.int32(zlib.crc32(self.name.encode()) >> 1)
+        here = here._replace(context=here.context.mapped(stored_clock=lambda clock: clock + salt))
         self.refuse_parts(updates)
         with self.scope():
             if "updates" not in module.reads_encoded:

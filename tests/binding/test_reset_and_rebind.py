@@ -500,6 +500,15 @@ def test_a_full_reset_restarts_windows_and_statistics_and_keeps_counts():
     assert kept == {"total_skipped", "last_skipped", "z", "count", "key", "losses", "weights"}
 
 
+def test_a_window_that_would_mix_means_sums_and_scaled_gradients_starts_again():
+    sgd, model = sl.sgd(0.1), {"a": jnp.ones(())}
+    for tx in (sgd.scale_loss().every_k(2), sgd.every_k(2, mean=False), sgd.every_k(2)):
+        grads = {"a": sl.Optimizer(tx, model).loss_scale}
+        opt, report = sl.Optimizer(tx, model).step(model, grads)[1].rebind(model, tx=sgd.every_k(2))
+        assert report.renewed == (() if tx == sgd.every_k(2) else ("every_k.mini_step",))
+        assert bool(opt.step(model, model)[1].has_updated) is (tx == sgd.every_k(2))
+
+
 def test_replaced_transforms_and_grown_matrices_start_together():
     for changes in ({"mean": False}, {"k": 3}):
         tx = dataclasses.replace(sl.sgd(1.0).every_k(2), **changes)

@@ -1,11 +1,15 @@
-"""Pairs the leaves of two states."""
+"""Pairs the leaves of two states, and compares their windows."""
 
 import collections
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ..._core.protocol.loss import loss_of
+from ..._core.protocol.parts import transforms
+from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.slots import Slot
+from ...wrappers import EveryK
 
 
 def pairs_by_key(old_key: Callable[[Slot], Hashable], new_key: Callable[[Slot], Hashable]) -> Any:
@@ -39,6 +43,15 @@ def pairs_of_moved(old: Mapping[int, Slot], new: Mapping[int, Slot]) -> Iterator
             n = _least(row)
             if n is not None and nearest_old[n] == m:
                 yield before[m], after[n]
+
+
+def windows_of(transform: AbstractTransform) -> set[tuple[bool, bool]]:
+    """For all windows of `.every_k`: whether they hold means, and whether of scaled gradients."""
+    return {
+        (part.module.mean, bool(loss_of(part.module).askers("scaled loss")))
+        for part in transforms(transform)
+        if isinstance(part.module, EveryK)
+    }
 
 
 def _distance(one: str, other: str) -> int:

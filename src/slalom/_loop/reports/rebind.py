@@ -18,7 +18,7 @@ from ..._core.state.marks import COPY, PER_LEAF
 from ..._core.state.slots import Slot, leaves_of, slots
 from ..._core.text.messages import report, warn
 from ...tree.types import PyTree, Tracer
-from .pairs import pairs_by_key, pairs_of_moved
+from .pairs import pairs_by_key, pairs_of_moved, windows_of
 from .rows import Indices, Moved, moved, nodes_with_ages
 
 
@@ -48,7 +48,8 @@ class Rebinding:
     recoded: tuple[str, ...] = ()
     """Those of the carried leaves that are stored in another codec or dtype than before."""
     renewed: tuple[str, ...] = ()
-    """Copies of the parameters and related state that start again from their initial values."""
+    """Copies of the parameters and related state that start again from their initial values, and
+    the windows of `.every_k` if they would mix means, sums and scaled gradients."""
 
     def __repr__(self) -> str:
         return report(vars(self), rare=("recoded", "renewed"))
@@ -140,6 +141,9 @@ def carry(
     _warn_of_jumps(new.transform, before, after, clocks, old.count)
     is_same_run = goes_on or misfits or before.params != after.params
     anew = set() if is_same_run else _of_copies(after.places)
+    if windows_of(old.transform) != windows_of(new.transform):
+        begins = ("EveryK", "mini_step")
+        anew |= {i for i in values if (after.places[i].rule, after.places[i].local) == begins}
     leaves, recoded = list(after.leaves), set()
     for i in values.keys() - anew:
         x = values[i]

@@ -104,6 +104,17 @@ def test_what_is_cast_and_what_is_not():
     assert model["w"].dtype == jnp.float32
 
 
+def test_the_model_state_of_a_scan_is_not_cast():
+    @sl.train_step(has_aux=True, compute_dtype="bfloat16")
+    def step(model, state, x):
+        return jnp.sum(model["w"] * x).astype(jnp.float32), {"n": state["n"] + 1e-3, "x": x}
+
+    model, state = {"w": jnp.ones(2)}, {"n": jnp.ones(()), "x": jnp.ones(2, jnp.bfloat16)}
+    opt = sl.Optimizer(sl.sgd(0.1), model)
+    _, _, (_, state) = step.scan(model, opt, jnp.ones((3, 2)), model_state=state)
+    np.testing.assert_allclose(state["n"], 1.003, rtol=1e-6)
+
+
 @pytest.mark.slow
 def test_wider_arrays_losses_of_rules_and_examples_are_cast_too():
     model = {"a": jnp.ones(2, jnp.bfloat16), "b": jnp.ones(2)}

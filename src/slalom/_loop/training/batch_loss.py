@@ -56,10 +56,12 @@ class BatchLoss(NamedTuple):
 
     def returned(self, model: PyTree, arguments: Arguments) -> Any:
         """The results of the loss with these arguments."""
-        if self.options.compute_dtype is not None:
-            dtype = self.options.compute_dtype
-            model, arguments = in_compute_dtype((model, arguments), dtype)
         args, kwargs = arguments
+        if self.options.compute_dtype is not None:
+            state = args[: self.options.has_model_state]
+            whole = (model, args[len(state) :], kwargs)
+            model, args, kwargs = in_compute_dtype(whole, self.options.compute_dtype)
+            args = (*state, *args)
         return call_loss(self.loss_fn, model, *args, **kwargs)
 
     def differentiate(self, arguments: Arguments) -> tuple[list[Array], PyTree]:

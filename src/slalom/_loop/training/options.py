@@ -50,6 +50,8 @@ class Options(NamedTuple):
     transform_grads: Callable[[Any], Any] | None = None
     compute_dtype: str | None = None
     sampled_loss_fn: Callable[..., Any] | None = None
+    has_model_state: bool = False
+    """Whether the first argument of the loss is the `model_state` of a scan."""
 
     def returned(self, loss: Any, weight: Any, aux: Any) -> Any:
         """The third result of the step: the loss, or a tuple of the results of the loss."""

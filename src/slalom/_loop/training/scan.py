@@ -29,6 +29,7 @@ def scan_steps(options: Options, inputs: TrainingInputs) -> tuple[list[Array], P
     """
     scan, start = inputs.scan or {}, inputs.model_state
     inputs = inputs._replace(scan=None, model_state=None)
+    options = options._replace(has_model_state=start is not None)
     # The model's functions cannot be carried, so the leaves are.
     leaves, structure = jax.tree.flatten(inputs)
     positions = [*carried(inputs, structure.unflatten(range(len(leaves))))]

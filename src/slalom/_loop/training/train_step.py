@@ -161,8 +161,8 @@ def train_step(
     - `compute_dtype`: the dtype of the forward and backward pass, `"bfloat16"`, `"float16"`,
         `"float32"` or `"float64"`. The loss is called with all real floating arrays of the model
         and of its arguments in this dtype. Integers, bools, complex arrays, PRNG keys,
-        `eqx.nn.State` and arrays that the loss itself carries stay as they are. Gradients have the
-        dtypes of the parameters. Defaults to the dtypes as they are.
+        `eqx.nn.State`, the `model_state` of a scan, and arrays that the loss itself carries stay as
+        they are. Gradients have the dtypes of the parameters. Defaults to the dtypes as they are.
     - `sampled_loss_fn`: for transforms that estimate the curvature from labels which are drawn from
         the model, such as `sl.contrib.sophia` with `"gauss_newton_bartlett"`. It is called as
         `sampled_loss_fn(model, key, *args, **kwargs)`, in the steps that make an estimate, and

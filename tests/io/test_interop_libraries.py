@@ -37,6 +37,13 @@ def nnx_model():
     return nnx, Model(nnx.Rngs(0))
 
 
+def test_models_with_changing_nnx_variables_are_refused():
+    nnx, model = nnx_model()
+    model.norm = nnx.BatchNorm(1, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match=r"'norm.mean' is an `nnx.BatchStat`.* `nnx.Optimizer\("):
+        sl.Optimizer(sl.sgd(0.1), model)
+
+
 def nnx_loss(model):
     return jnp.mean((model(x) - y) ** 2)
 

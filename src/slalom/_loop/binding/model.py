@@ -1,5 +1,6 @@
 """Splits a whole model into its trainable parameters and the rest."""
 
+import sys
 from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
@@ -210,6 +211,7 @@ def checked_split(model: PyTree, trainable: Where | None) -> Split:
         check_matches(trainable, split(model, everything()).params)
     else:
         _refuse_numbers(model)
+        _refuse_variables(model)
     if not any(parts.trainable):
         kinds = sorted({_kind(x) for x in parts.leaves}) or ["no leaves"]
         but = " that `trainable` selects" if trainable is not None else " that it does not mark"
@@ -221,6 +223,21 @@ def checked_split(model: PyTree, trainable: Where | None) -> Split:
     _refuse_equal_paths(parts)
     _warn_tied(parts)
     return parts
+
+
+def _refuse_variables(model: PyTree) -> None:
+    """Raises an error for variables of Flax that a call of the model changes."""
+    nnx = sys.modules.get("flax.nnx")
+    variable, param = (getattr(nnx, name, ()) for name in ("Variable", "Param"))
+    leaves = jax.tree_util.tree_leaves_with_path(model, is_leaf=lambda x: isinstance(x, variable))
+    for path, x in leaves:
+        if isinstance(x, variable) and not isinstance(x, param):
+            raise TypeError(
+                f"'{dotted(path)}' is an `nnx.{type(x).__name__}`, which calls of the model "
+                "change, and a step would train it or lose the change. Pass the transform to Flax: "
+                "`nnx.Optimizer(model, sl.interop.to_optax(tx), wrt=nnx.Param)`. Or bind the "
+                "parameters alone: `graph, params, rest = nnx.split(model, nnx.Param, ...)`."
+            )
 
 
 def _refuse_numbers(model: PyTree) -> None:

@@ -98,9 +98,7 @@ def named(path):
 @functools.cache
 def graph():
     """Each module of Slalom with those that it imports."""
-    return {
-        named(path): set(imported(path, tree)) - {named(path)} for path, tree in parsed().items()
-    }
+    return {named(file): set(imported(file, t)) - {named(file)} for file, t in parsed().items()}
 
 
 # The rooms of `_loop` are two layers.

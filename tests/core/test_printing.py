@@ -138,9 +138,7 @@ def test_bools_labels_states_and_stacked_numbers_print_what_they_are():
 
     stacked = jax.vmap(sl.Scale)(jnp.arange(3.0))
     assert repr(stacked) == "sl.Scale(<float32[3]>)"
-    bound = jax.vmap(lambda lr: sl.Optimizer(sl.adam(lr, b1=0.5), jnp.ones(2)))(
-        jnp.arange(1.0, 3.0)
-    )
+    bound = jax.vmap(lambda lr: sl.Optimizer(sl.adam(lr, b1=0.5), jnp.ones(2)))(jnp.arange(2.0))
     assert "sl.ScaleByAdam(b1=0.5) | sl.ScaleByLearningRate(<float32[2]>)" in repr(bound)
     assert "b1': 0.5, " in repr(bound.hyperparams)
     for value, text in (

@@ -299,10 +299,8 @@ def test_it_prints_what_it_wraps_and_arrays_like_parameters_are_moments():
     assert mapped[0].count.shared is None
 
     masked = fresh(optax.masked(optax.adam(0.1), decayed)).state
-    mapped = sl.map_params(lambda leaf, p: p, masked, params)
-    assert_same_bits(
-        mapped.inner_state[0].mu.params, {"w": params["w"], "b": (None, params["b"][1])}
-    )
+    new = sl.map_params(lambda leaf, p: p, masked, params)
+    assert_same_bits(new.inner_state[0].mu.params, {"w": params["w"], "b": (None, params["b"][1])})
 
     factored = fresh(optax.adafactor(0.1, min_dim_size_to_factor=2)).state
     mapped = sl.map_params(lambda leaf: None, factored)

@@ -23,9 +23,8 @@ TX = sl.ClipByGlobalNorm(0.1) | sl.sgd(0.1, 0.9)
 def stepped(loss_fn, *args, tx=TX, model=MODEL, context=None, keywords=None, **options):
     """The parameters after a step, the optimizer and what came beside."""
     step = sl.train_step(loss_fn, donate=False, **options)
-    model, opt, loss = step(
-        model, sl.Optimizer(tx, model), *args, context=context, **(keywords or {})
-    )
+    opt = sl.Optimizer(tx, model)
+    model, opt, loss = step(model, opt, *args, context=context, **(keywords or {}))
     return params_of(model), opt, loss
 
 

@@ -83,6 +83,8 @@ from .squares import (
     positive as positive,
     quotient as quotient,
     root as root,
+    running_maximum as running_maximum,
+    sign as sign,
 )
 from .tracing import while_loop as while_loop
 

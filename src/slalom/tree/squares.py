@@ -64,6 +64,32 @@ def _quotient_jvp(primals: Any, tangents: Any) -> Any:
     return y, (ta - y * tb) / b
 
 
+def running_maximum(old: Real[Array, "..."], new: Real[Array, "..."]) -> Real[Array, "..."]:
+    """The larger of a stored number and a new one, which also replaces NaN.
+
+    The derivative of `jnp.maximum` is that of the argument that equals the result. Both have none
+    where XLA computes the new number twice, with different rounding.
+    """
+    return jnp.where(old > new, old, new)
+
+
+@jax.custom_jvp
+def sign(x: Inexact[Array, "..."]) -> Inexact[Array, "..."]:
+    """`jnp.sign`, with the derivative of x / |x| where x is complex."""
+    return jnp.sign(x)
+
+
+@sign.defjvp
+def _sign_jvp(primals: Any, tangents: Any) -> Any:
+    (x,), (t,) = primals, tangents
+    y = sign(x)
+    if not jnp.iscomplexobj(x):
+        return y, jnp.zeros_like(y)
+    along = jnp.real(jnp.conj(y) * t).astype(x.dtype)
+    size = jnp.where(x == 0, 1, jnp.abs(x)).astype(x.dtype)
+    return y, jnp.where(x == 0, 0, quotient(t - y * along, size))
+
+
 def bounded_square(x: Inexact[Array, "*shape"]) -> Real[Array, "*shape"]:
     """|x|², but at most a quarter of the largest finite number; NaN stays NaN.
 

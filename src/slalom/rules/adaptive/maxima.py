@@ -41,7 +41,7 @@ class ScaleByAdamax(AbstractAdam):
 
     def advance(self, g, leaf):
         leaf.mu = self.b1 * leaf.mu + self.c1 * g
-        leaf.nu = jnp.maximum(self.b2 * leaf.nu, jnp.abs(g) + self.eps)
+        leaf.nu = tree.running_maximum(self.b2 * leaf.nu, jnp.abs(g) + self.eps)
 
     def direction(self, g, leaf):
         return leaf.mu * self.mu_scale / leaf.nu
@@ -156,7 +156,7 @@ class ScaleByAmsgrad(AbstractMoments[ScaleByAmsgradState]):
     def advance(self, g, leaf):
         leaf.mu = self.b1 * leaf.mu + self.c1 * g
         leaf.nu = self.b2 * leaf.nu + self.c2 * tree.bounded_square(g)
-        leaf.nu_max = jnp.maximum(leaf.nu_max, leaf.nu * self.nu_scale)
+        leaf.nu_max = tree.running_maximum(leaf.nu_max, leaf.nu * self.nu_scale)
 
     def direction(self, g, leaf):
         divisor = tree.root(tree.positive(leaf.nu_max) + self.eps_root) + self.eps

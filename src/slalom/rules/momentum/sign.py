@@ -79,11 +79,11 @@ class ScaleByLion(AbstractRule[ScaleByLionState]):
 
     def _sign(self, c: Array, smooth_beta: Scalar) -> Array:
         if self.mode == "hard":
-            return jnp.sign(c)
+            return tree.sign(c)
         if self.mode == "refined":
             return c / jnp.maximum(jnp.abs(c), 1)
         if jnp.iscomplexobj(c):
-            return jnp.sign(c) * jnp.tanh(smooth_beta * jnp.abs(c))
+            return tree.sign(c) * jnp.tanh(smooth_beta * jnp.abs(c))
         return jnp.tanh(smooth_beta * c)
 
 
@@ -102,7 +102,7 @@ class ScaleBySign(AbstractRule[None]):
     keeps_zeros: ClassVar[bool] = True
 
     def direction(self, g, leaf):
-        return jnp.sign(g)
+        return tree.sign(g)
 
 
 def interpolation_of_new(b1: Scalar, b2: Scalar) -> tuple[Scalar, Scalar]:

@@ -89,4 +89,4 @@ def larger(estimate: Scalar, numerator: Scalar, denominator: Scalar) -> Scalar:
     or the denominator 0."""
     some = denominator > 0
     quotient = tree.quotient(jnp.where(some, numerator, 0), jnp.where(some, denominator, 1))
-    return jnp.where(jnp.isfinite(quotient), jnp.maximum(estimate, quotient), estimate)
+    return jnp.where(jnp.isfinite(quotient) & (quotient > estimate), quotient, estimate)

@@ -74,7 +74,8 @@ class ScaleByDog(AbstractRule[ScaleByDogState]):
         return squares(g, self.p - leaf.init_params)
 
     def finish(self, sums, state):
-        state.max_dist = jnp.maximum(state.max_dist, tree.root(bounded(sums["distance"])))
+        distance = tree.root(bounded(sums["distance"]))
+        state.max_dist = tree.running_maximum(state.max_dist, distance)
         before = state.sum_sq_norm_grads
         squares = state.sum_sq_norm_grads = tree.bounded(before + bounded(sums["square"]))
         self.factor = state.max_dist / tree.root(tree.positive(squares + self.eps))
@@ -192,7 +193,7 @@ class ScaleByDistanceOverGradients(AbstractRule[ScaleByDistanceOverGradientsStat
         self.distance = sums.each("distance")
 
     def advance(self, g, leaf):
-        leaf.max_dist = jnp.maximum(leaf.max_dist, self.distance)
+        leaf.max_dist = tree.running_maximum(leaf.max_dist, self.distance)
         square = jnp.sum(tree.abs_squared(g))
         leaf.grad_sum_of_squares = tree.bounded(leaf.grad_sum_of_squares + square)
 

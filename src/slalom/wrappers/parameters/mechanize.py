@@ -152,7 +152,7 @@ class Mechanize(AbstractWrapper[MechanizeState]):
 
         betas = 1 - 0.1 ** jnp.arange(1, self.num_betas + 1, dtype=h.dtype)
         clipped = jnp.clip(h, -state.largest, state.largest)
-        largest = jnp.maximum(betas * state.largest, jnp.abs(h) + eps)
+        largest = tree.running_maximum(betas * state.largest, jnp.abs(h) + eps)
         variance = tree.bounded(betas**2 * state.variance + h**2)
         reward = betas * state.reward + clipped * state.scales
         wealth = first / self.num_betas * largest + jnp.maximum(reward, 0)

@@ -298,7 +298,7 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
         """The share of the new z in the mean, and the new ages, largest rates and sums."""
         power, r = as_canonical(now.weight_lr_power), as_canonical(now.r)
         age = tree.increment(old.age)
-        largest = jnp.maximum(old.max_rate, jnp.abs(rate))
+        largest = tree.running_maximum(old.max_rate, jnp.abs(rate))
         # The powers of tiny and of huge rates are out of range, those of their ratio are not. At
         # zero the derivative with respect to the power would be NaN.
         was_zero = old.max_rate == 0

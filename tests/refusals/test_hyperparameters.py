@@ -71,10 +71,11 @@ def test_names_dtypes_and_counts():
         "sl.interop.with_hyperparams(state, learning_rate=1e-4)`",
     ):
         bound().hyperparams["learning_rate"] = 0.2
-    with refused(ValueError, "EveryK.k … got 0", "at least 1 mini-step"):
-        sl.adam(0.1).every_k(0)
-    for got, k in {"2.5 of type float": 2.5, "True of type bool": True}.items():
-        with refused(TypeError, f"EveryK.k … got {got}", "an int or a schedule"):
+    for k, wanted in ((jnp.array(0), "at least 1 mini-step"), (2**31, "less than 2**31")):
+        with refused(ValueError, f"EveryK.k … got {k}", wanted):
+            sl.adam(0.1).every_k(k)
+    for k in (2.5, True, jnp.array([2, 2])):
+        with refused(TypeError, f"EveryK.k … got {k!r} of type", "an int or a schedule"):
             sl.adam(0.1).every_k(k)
 
 

@@ -287,10 +287,14 @@ def _check_steps(within: _Interval, name: str, value: Any) -> None:
         raise TypeError(f"{name} must be a whole number of steps, got {value!r}.")
     if not isinstance(value, Tracer):
         within.check(name, value)
-        if int(value) >= 2**31:
-            raise ValueError(
-                f"{name} must be less than 2**31, the range of the step count, got {value}."
-            )
+        _check_range(name, value)
+
+
+def _check_range(name: str, value: Any) -> None:
+    if int(value) >= 2**31:
+        raise ValueError(
+            f"{name} must be less than 2**31, the range of the step count, got {value}."
+        )
 
 
 def _is_whole(value: object) -> bool:
@@ -304,13 +308,17 @@ def _check_dtype(name: str, dtype: object) -> None:
         raise TypeError(f"{name} must be a floating dtype, got {code(dtype)}.")
 
 
-def _check_count_or_schedule(unit: str, name: str, value: object) -> None:
-    if not _is_whole(value) and not isinstance(value, AbstractSchedule):
+def _check_count_or_schedule(unit: str, name: str, value: Any) -> None:
+    if isinstance(value, AbstractSchedule):
+        return
+    if not _is_whole(value) or np.shape(value) != ():
         raise TypeError(
             f"{name} must be an int or a schedule, got {value!r} of type {type(value).__name__}."
         )
-    if isinstance(value, int) and value < 1:
-        raise ValueError(f"{name} must be at least 1 {unit}, got {value}.")
+    if not isinstance(value, Tracer):
+        if int(value) < 1:
+            raise ValueError(f"{name} must be at least 1 {unit}, got {value}.")
+        _check_range(name, value)
 
 
 def _check_choice(choices: tuple[str | None, ...], name: str, value: object) -> None:

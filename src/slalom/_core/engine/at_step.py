@@ -23,11 +23,6 @@ def at_step(rule: _Rule, numbers: dict[str, Any]) -> _Rule:
     return here
 
 
-def numbers_at(rule: object) -> dict[str, Any]:
-    """The numbers of a rule at a step, by name."""
-    return vars(rule)[STEP]
-
-
 class LeafInputs(NamedTuple):
     """The inputs of a rule at a leaf, or with a leading axis at each matrix of a leaf."""
 

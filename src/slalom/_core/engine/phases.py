@@ -14,7 +14,7 @@ from ... import tree
 from ...tree.dtypes import accumulation_dtype, cast, in_precision_of, is_key, numbers_in, promoting
 from ...tree.types import Scalar
 from ..protocol.parts import Part
-from .at_step import Fields, LeafInputs, at_step, numbers_at
+from .at_step import STEP, Fields, LeafInputs, at_step
 from .matrices import (
     StackGroup,
     at_each_matrix,
@@ -178,7 +178,7 @@ def finish(rule: Any, part: Part, sums: Sequence[LeafSums], again: Again, state:
     if "value" in rule.needs:
         arrays.append(rule.value)
     dtype = accumulation_dtype(jnp.float32, *(x.dtype for x in arrays))
-    for name, x in numbers_at(rule).items():
+    for name, x in vars(rule)[STEP].items():
         setattr(rule, name, cast(x, dtype) if _is_float(x) else x)
     for name, x in old.items():
         setattr(state, name, cast(x, dtype))

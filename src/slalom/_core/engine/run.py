@@ -25,7 +25,7 @@ from ...tree.types import Step, under_jit
 from ..protocol.parts import Part
 from ..protocol.writer import ADD, Writer
 from ..state.marks import PARAM_LIKE, PER_PARAM, SPREAD, children_by_name, marks, with_fields
-from .at_step import Fields, LeafInputs, at_step, numbers_at
+from .at_step import Fields, LeafInputs, at_step
 from .encoded import (
     as_if_decoded,
     blockwise,
@@ -90,7 +90,8 @@ def run_rules(rules: PyTree, write: Writer, updates: PyTree, outer: Part) -> tup
         params = structure.flatten_up_to(write.at_rest(outer.params))
     clock = outer.context.stored_clock
     for run in runs:
-        run.measure(updates, params)
+        if run.rule.measures:
+            run.measure(updates, params)
     does = ("advance", "direction")
     done = [run.refresh(leaves, params) for run in runs if run.refreshes_before == "advance"]
     if any(run.rule.reduces or run.refreshes_before == "direction" for run in runs):
@@ -126,7 +127,9 @@ def _over_leaves(
         # compile once per call instead, since `at_leaf` is new in every call.
         at_leaf = jax.jit(at_leaf, static_argnums=(0, 1))
     results: list[Any] = []
-    seed_of = seeds_of([x for run in runs for x in run.encoded_names()], clock)
+    seed_of = {}
+    if clock is not None:
+        seed_of = seeds_of([x for run in runs for x in run.encoded_names()], clock)
     signal = jnp.bool_(False) if blockwise(columns) else None
     for i, u in enumerate(leaves):
         at = {k: run.positions[i] for k, run in enumerate(runs) if i in run.positions}
@@ -137,7 +140,8 @@ def _over_leaves(
         result, new = at_leaf(does, plans, u, params[i], inputs, signal)
         results.append(result)
         done = (result, new)
-        signal = signal_of(new, signal)
+        if signal is not None:
+            signal = signal_of(new, signal)
         for (k, n), fields in zip(at.items(), new, strict="advance" in does):
             runs[k].take(n, fields)
     return results
@@ -215,7 +219,8 @@ class _RuleStep:
         self.structure = inside
         self.scalars = Fields(**{n: x for n, x in children.items() if n not in shaped})
         with part.scope():
-            self.now = at_step(self.rule, vars(self.rule.at(context)))
+            self.numbers = vars(self.rule.at(context))  # to which phases may add
+            self.now = at_step(self.rule, self.numbers)
             if "value" in self.rule.needs:
                 self.now.value = as_float(self.rule.demand("value", context.value))
             self.now.begin(self.scalars)
@@ -228,6 +233,8 @@ class _RuleStep:
             self.plan = self.rule.plans(self.shapes) or (None,) * len(at.leaves)
         self.sums: list[LeafSums] = [{} for _ in at.leaves]
         self.again: Again = lambda factors: [{} for _ in factors]
+        # The phase that comes after `refresh`, if the rule has one.
+        self.refreshes_before = self.rule.refresh_before if self.rule.refreshes else None
         self.divide()
 
     @functools.cached_property
@@ -235,15 +242,12 @@ class _RuleStep:
         """The path of each leaf."""
         return leaf_paths(self.shapes)
 
-    @property
-    def numbers(self) -> dict[str, Any]:
-        """The numbers of this step."""
-        return numbers_at(self.now)
-
     def divide(self) -> None:
         """Gives each leaf its own entry of the numbers of this step that are vectors."""
         vectors = {name: x for name, x in self.numbers.items() if x is not None and x.ndim}
-        self.entries = dict(zip(vectors, entries(list(vectors.values())), strict=True))
+        self.entries: dict[str, list[Array]] = {}
+        if vectors:
+            self.entries = dict(zip(vectors, entries(list(vectors.values())), strict=True))
 
     def fields_of(self, n: int) -> dict[str, Any]:
         """The fields of the state of the leaf at this position."""
@@ -286,8 +290,6 @@ class _RuleStep:
 
     def measure(self, updates: PyTree, params: Sequence[Any]) -> None:
         """Runs `measure`, and `finish` unless there is more to sum."""
-        if not self.rule.measures:
-            return
         self._sum("measure", updates, params)
         if not self.rule.reduces:
             self.finish()
@@ -299,11 +301,6 @@ class _RuleStep:
                 if is_number(x):
                     setattr(self.now, name, tree.once_known(x, false))
         self.divide()
-
-    @property
-    def refreshes_before(self) -> str | None:
-        """The phase that comes after `refresh`; `None` without one."""
-        return self.rule.refresh_before if self.rule.refreshes else None
 
     def refresh(self, leaves: Sequence[Array], params: Sequence[Any]) -> list[dict[str, Any]]:
         """Runs `refresh`, if it is due, at all leaves that are not empty, and returns the fields

@@ -34,14 +34,14 @@ class AbstractRunTransform(AbstractTransform[State]):
         params: Params | None = None,
         context: Context | None = None,
     ) -> tuple[Updates, State]:
-        here = Part.root(self, state, context, params).with_context()
+        here = Part.root(self, state, context or Context(), params)
         return self.run(here, RETURN, updates)
 
     @advise_inputs
     def step(
         self, grads: Gradients, state: State, params: Params, context: Context | None = None
     ) -> tuple[Params, State]:
-        here = Part.root(self, state, context, params).with_context()
+        here = Part.root(self, state, context or Context(), params)
         return self.run(here, ADD, grads)
 
 

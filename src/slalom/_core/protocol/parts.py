@@ -80,18 +80,20 @@ class Part(NamedTuple):
         **Returns:** the result of `write` for the transform's updates, and its new state.
         """
         module = self.module
-        here = self.with_context()
-        # States with equal names inside of different transforms are rounded independently.
-        salt = np.int32(zlib.crc32(self.name.encode()) >> 1)
-        here = here._replace(context=here.context.mapped(stored_clock=lambda clock: clock + salt))
+        context = self.context or Context()
+        if context.stored_clock is not None:
+            # States with equal names inside of different transforms are rounded independently.
+            salt = np.int32(zlib.crc32(self.name.encode()) >> 1)
+            context = context.replace(stored_clock=context.stored_clock + salt)
+        here = self._replace(context=context)
         self.refuse_parts(updates)
         with self.scope():
             if "updates" not in module.reads_encoded:
                 updates = decoded(updates)
-            elementwise = "elementwise" in module.reads_encoded
-            coded = blockwise(self.state) if elementwise else has_encoded(self.state)
-            if "state" not in module.reads_encoded and coded:
-                return here._run_decoded(write, updates)
+            if "state" not in module.reads_encoded:
+                elementwise = "elementwise" in module.reads_encoded
+                if blockwise(self.state) if elementwise else has_encoded(self.state):
+                    return here._run_decoded(write, updates)
             return module.run(here, write, updates)
 
     def _run_decoded(self, write: Writer, updates: PyTree) -> tuple[Any, Any]:
@@ -129,10 +131,6 @@ class Part(NamedTuple):
         """This part on some of its leaves."""
         context = None if self.context is None else self.context.cut(keep, self.params)
         return self._replace(context=context, params=tree.cut(self.params, keep))
-
-    def with_context(self) -> "Part":
-        """This part with a context, which is empty if there was none."""
-        return self if self.context is not None else self._replace(context=Context())
 
     def refuse_parts(self, updates: PyTree) -> None:
         """Raises an error inside a `jax.shard_map` if this needs more than its device has."""
@@ -219,10 +217,9 @@ class AbstractTraits(AbstractDeclared):
     whose devices have different elements, all but the first and `"tree"` are refused. For a
     wrapper, this does not include the inner transform."""
 
-    @property
-    def elementwise(self) -> bool:
-        """Whether the transform acts on each element separately."""
-        return self.over == "number"
+    elementwise: ClassVar[bool] = False
+    """Whether the transform acts on each element separately. This follows from `over`, and for a
+    rule from its phases."""
 
     keeps_zeros: ClassVar[bool] = False
     """Whether zero updates stay zero in any state. Such a link may follow one that
@@ -286,6 +283,13 @@ class AbstractTraits(AbstractDeclared):
     nameless: ClassVar[bool] = False
     """Whether this adds no segment to a path, as a chain does not."""
 
+    guard: ClassVar[Callable[..., None] | None] = None
+    """A function of this transform's path and state that raises to forbid the next step.
+
+    It runs on the host, outside every trace, and waits for the previous step; `None`, the default,
+    costs nothing. The arrays of the state may have an axis of runs, or of the steps of a scan, and
+    its `inner` is then `None`."""
+
     def signs(self, params: Params) -> tuple[int | None, ...]:
         """The `update_sign` at each leaf. Replaced where it differs between leaves or follows from
         fields."""
@@ -308,16 +312,6 @@ class AbstractTraits(AbstractDeclared):
     def warnings(self, params: Params) -> Iterable[str]:
         """Warnings about this transform for these parameters, which are shown at binding."""
         return ()
-
-    @property
-    def guard(self) -> Callable[[str, Any], None] | None:
-        """A function of this transform's path and state that raises to forbid the next step.
-
-        It runs on the host, outside every trace, and waits for the previous step; `None`, the
-        default, costs nothing. The arrays of the state may have an axis of runs, or of the steps of
-        a scan, and its `inner` is then `None`.
-        """
-        return None
 
 
 def parts(

@@ -125,19 +125,21 @@ class AbstractRule(AbstractRunTransform[State]):
             else:
                 super().__setattr__(name, value)
 
-    @property
-    def elementwise(self) -> bool:
-        return self.over == "number" and not (self.measures or self.reduces or self.refreshes)
+    measures: ClassVar[bool] = False
+    """Whether this rule sums over leaves before it advances. It does if it has a `measure`."""
 
-    @property
-    def measures(self) -> bool:
-        """Whether this rule sums over leaves before it advances."""
-        return type(self).measure is not AbstractRule.measure
+    reduces: ClassVar[bool] = False
+    """Whether this rule sums over leaves after it has advanced. It does if it has a `reduce`."""
 
-    @property
-    def reduces(self) -> bool:
-        """Whether this rule sums over leaves after it has advanced."""
-        return type(self).reduce is not AbstractRule.reduce
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        cls.measures = cls.measure is not AbstractRule.measure
+        cls.reduces = cls.reduce is not AbstractRule.reduce
+        cls.elementwise &= not (cls.measures or cls.reduces or cls.refreshes)
+        # XLA would not decode blocks again after a sum over them, but keep all of the new state.
+        cls.reads_encoded = ("elementwise" if cls.reduces else "state", "updates")
+        if cls.over == "matrix" or cls.refreshes:
+            cls.reads_encoded = ()  # the phases need all leaves of the state at once
 
     # --- the phases -------------------------------------------------------------------------
 
@@ -265,14 +267,6 @@ class AbstractRule(AbstractRunTransform[State]):
 
     def init(self, params: Params) -> State:
         return tree.no_state(params)  # pyright: ignore[reportReturnType]  # a rule without `init` has no state
-
-    @property
-    def reads_encoded(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]  # depends on the kind of rule
-        """Both, unless the phases need all leaves of the state at once."""
-        if self.over == "matrix" or self.refreshes:
-            return ()
-        # XLA would not decode blocks again after a sum over them, but keep all of the new state.
-        return ("elementwise" if self.reduces else "state", "updates")
 
     def run(self, here: Part, write: Writer, updates: PyTree) -> tuple[Any, State]:
         if self.over != "matrix" and not self.refreshes:

@@ -312,6 +312,7 @@ class AbstractTransform(AbstractFluent, AbstractTraits, Generic[State]):
         if isinstance(cls.over, str) and cls.over not in OVER:
             choices = ", ".join(map(repr, OVER))
             raise ValueError(f"{cls.__name__}.over must be one of {choices}, got {cls.over!r}.")
+        cls.elementwise = cls.over == "number"
 
 
 _METHODS = FLUENT | {

@@ -280,41 +280,36 @@ class CheckFinite(AbstractTransform[CheckFiniteState]):
             paths=state.paths,
         )
 
-    @property
-    def guard(self) -> Callable[[str, CheckFiniteState], None] | None:
-        return _raise_if_found
+    def guard(self, name: str, state: CheckFiniteState) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]  # a method is such a function
+        first, loss, grads, params = jax.device_get(
+            (state.first, state.loss, state.grads, state.params)
+        )
+        if np.max(first, initial=-1) < 0:
+            return
+        step = int(np.min(first[first >= 0]))
+        bad_grads, bad_params = _bad(grads, state.paths), _bad(params, state.paths)
+        faults = [f"the parameters were not finite at {bad_params}"] if bad_params else []
+        faults += ["the loss was not finite"] if not np.all(loss) else []
+        faults += [f"the gradient was not finite at {bad_grads}"] if bad_grads else []
+        if bad_params:
+            why = (
+                "The update of the previous step caused this: look at the learning rate and the "
+                "transforms."
+            )
+        elif not np.all(loss):
+            why = "The parameters were finite, so look at the loss and at this batch."
+        else:
+            why = (
+                "Look for a derivative that is infinite, such as that of `jnp.sqrt` or "
+                "`jnp.linalg.norm` at 0, or that overflows."
+            )
+        raise FloatingPointError(f"In step {step} {', '.join(faults)}. {why}")
 
 
 def _finite(arrays: PyTree) -> Bool[Array, " leaves"]:
     """Whether all numbers of each array are finite."""
     leaves = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(arrays)]
     return jnp.stack(leaves) if leaves else jnp.ones(0, bool)
-
-
-def _raise_if_found(name: str, state: CheckFiniteState) -> None:
-    first, loss, grads, params = jax.device_get(
-        (state.first, state.loss, state.grads, state.params)
-    )
-    if np.max(first, initial=-1) < 0:
-        return
-    step = int(np.min(first[first >= 0]))
-    bad_grads, bad_params = _bad(grads, state.paths), _bad(params, state.paths)
-    faults = [f"the parameters were not finite at {bad_params}"] if bad_params else []
-    faults += ["the loss was not finite"] if not np.all(loss) else []
-    faults += [f"the gradient was not finite at {bad_grads}"] if bad_grads else []
-    if bad_params:
-        why = (
-            "The update of the previous step caused this: look at the learning rate and the "
-            "transforms."
-        )
-    elif not np.all(loss):
-        why = "The parameters were finite, so look at the loss and at this batch."
-    else:
-        why = (
-            "Look for a derivative that is infinite, such as that of `jnp.sqrt` or "
-            "`jnp.linalg.norm` at 0, or that overflows."
-        )
-    raise FloatingPointError(f"In step {step} {', '.join(faults)}. {why}")
 
 
 def _bad(finite: np.ndarray, paths: tuple[str, ...]) -> str:

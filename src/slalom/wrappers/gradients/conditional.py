@@ -223,7 +223,7 @@ class IfFinite(AbstractPacedWrapper[IfFiniteState]):
         }
 
     @property
-    def guard(self) -> Callable[[str, IfFiniteState], None] | None:
+    def guard(self) -> Callable[[str, IfFiniteState], None] | None:  # pyright: ignore[reportIncompatibleVariableOverride]  # depends on a field
         return self._check_limit if self.on_limit == "raise" else None
 
     def _check_limit(self, name: str, state: IfFiniteState) -> None:

@@ -2,6 +2,7 @@
 
 Flattening a flat tree costs little: a tree of modules is rebuilt only where it is read."""
 
+import dataclasses
 import enum
 import functools
 import gc
@@ -15,10 +16,12 @@ import numpy as np
 from jax.tree_util import GetAttrKey
 from jaxtyping import PyTree
 
-from .dtypes import is_array
 from .paths import dotted
 
+_ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
 
+
+@dataclasses.dataclass(eq=False, repr=False)
 class Packed:
     """A tree whose children are its arrays, and whose structure is everything else.
 
@@ -26,9 +29,9 @@ class Packed:
     another program takes the place of this one in the cache.
     """
 
-    def __init__(self, arrays: list[Any], rest: tuple[Any, tuple[tuple[int, type, Any], ...]]):
-        self.arrays = arrays
-        self.rest = rest
+    arrays: list[Any]
+    rest: tuple[Any, tuple[tuple[int, type, Any], ...]]
+    """The structure of the tree; and its other leaves, each with its position and its type."""
 
     def __reduce__(self) -> Any:
         # JAX does not pickle the structure of a tree of modules, but any tree that has it can be.
@@ -39,8 +42,8 @@ def pack(tree: PyTree) -> Packed:
     """A tree of arrays and anything else as a tree of arrays."""
     leaves, structure = jax.tree.flatten(tree)
     # With the types, because 1 == True.
-    statics = tuple((i, type(x), x) for i, x in enumerate(leaves) if not _is_array(x))
-    arrays = [x for x in leaves if _is_array(x)] if statics else leaves
+    statics = tuple((i, type(x), x) for i, x in enumerate(leaves) if not isinstance(x, _ARRAYS))
+    arrays = [x for x in leaves if isinstance(x, _ARRAYS)] if statics else leaves
     return Packed(arrays, (structure, statics))
 
 
@@ -57,11 +60,7 @@ def unpack(packed: PyTree) -> PyTree:
 
 def holds_arrays(tree: PyTree) -> bool:
     """Whether all leaves of a tree are arrays, or shapes of arrays."""
-    return all(map(_is_array, jax.tree.leaves(tree)))
-
-
-def _is_array(x: Any) -> bool:
-    return is_array(x) or isinstance(x, jax.ShapeDtypeStruct)
+    return all(isinstance(x, _ARRAYS) for x in jax.tree.leaves(tree))
 
 
 def _with_keys(packed: Packed) -> tuple[list[tuple[Any, Any]], Any]:

@@ -76,7 +76,7 @@ def is_state_index(x: Any) -> bool:
 
 def is_state(x: Any) -> bool:
     """Whether this is an `eqx.nn.State` or its index, whose arrays are never trained."""
-    return isinstance(x, eqx.nn.State) or is_state_index(x)
+    return isinstance(x, eqx.nn.State | eqx.nn.StateIndex)
 
 
 def is_deleted(x: Any) -> bool:

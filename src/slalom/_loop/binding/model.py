@@ -30,15 +30,8 @@ class Split(NamedTuple):
     leaves: list[Any]
     structure: Any
     trainable: tuple[bool, ...]
-
-    @property
-    def params(self) -> Params:
-        """The model with `None` in place of everything that is not trainable."""
-        return self._of_trainable(self.leaves)
-
-    def _of_trainable(self, leaves: list[Any]) -> PyTree:
-        pairs = zip(leaves, self.trainable, strict=True)
-        return self.structure.unflatten([x if t else None for x, t in pairs])
+    params: Params
+    """The model with `None` in place of everything that is not trainable."""
 
     @property
     def paths(self) -> list[str]:
@@ -49,7 +42,7 @@ class Split(NamedTuple):
     def marked(self) -> list[bool]:
         """Whether the model itself marks each leaf as not trainable."""
         inexact = tuple(map(tree.is_inexact, self.leaves))
-        chosen = iter(mask(Unmarked(), self._replace(trainable=inexact).params))
+        chosen = iter(mask(Unmarked(), _with_holes(self.structure, self.leaves, inexact)))
         return [i and not next(chosen) for i in inexact]
 
     def join(self, params: PyTree) -> Any:
@@ -75,18 +68,55 @@ class Split(NamedTuple):
         leaves = _flatten_up_to(self.structure, grads)
         if leaves is None:
             raise self._not_alike(grads, name)
-        pairs = zip(self.paths, leaves, self.leaves, self.trainable, strict=True)
-        for path, g, p, is_trainable in pairs:
-            if is_trainable:
-                _check_gradient(path, g, p, examples)
+        for i, g in enumerate(leaves):
+            p = self.leaves[i]
+            if self.trainable[i]:
+                self._check_gradient(i, g, examples)
             elif isinstance(p, float | complex) and g is not None:
                 raise TypeError(
-                    f"There is a gradient at '{path}', but the parameter is the Python number "
-                    f"{p!r}, and only arrays are trained. Write `jnp.asarray({p!r})` in the model."
+                    f"There is a gradient at '{self.paths[i]}', but the parameter is the Python "
+                    f"number {p!r}, and only arrays are trained. Write `jnp.asarray({p!r})` in the "
+                    "model."
                 )
         if examples:
             _check_examples(self.paths, leaves, self.trainable)
-        return self._of_trainable(leaves)
+        return _with_holes(self.structure, leaves, self.trainable)
+
+    def _check_gradient(self, i: int, grad: Any, examples: bool) -> None:
+        # Paths are only needed for messages, and cost more than all else here.
+        param = self.leaves[i]
+        if grad is None:
+            raise ValueError(
+                f"The gradient at '{self.paths[i]}' is None, but this parameter is trainable. To "
+                "freeze it, use `sl.Optimizer(tx, model, trainable=~sl.where.path("
+                f"{self.paths[i]!r}))`. To train it, differentiate with respect to it too."
+            )
+        if not tree.is_inexact(grad):
+            kind = f"an array of dtype {grad.dtype}" if tree.is_array(grad) else type(grad).__name__
+            raise TypeError(
+                f"The gradient at '{self.paths[i]}' must be a floating or complex array, got "
+                f"{kind}.{' Convert it: `jnp.asarray(tensor.numpy())`.' * _of_pytorch(grad)}"
+            )
+        if jnp.iscomplexobj(grad) and not jnp.iscomplexobj(param):
+            raise TypeError(
+                f"The gradient at '{self.paths[i]}' has dtype {grad.dtype}, but the parameter has "
+                f"dtype {param.dtype}. Pass the real part of the gradient."
+            )
+        if examples:
+            if np.ndim(grad) == 0 or np.shape(grad)[1:] != np.shape(param):
+                wanted = ", ".join(map(str, ("examples", *np.shape(param))))
+                raise ValueError(
+                    f"The gradient at '{self.paths[i]}' has shape {np.shape(grad)}, but the first "
+                    f"link needs per-example gradients of shape ({wanted}). Compute them with "
+                    "`jax.vmap(jax.grad(loss), in_axes=(None, 0))`, or use `sl.train_step`."
+                )
+            return
+        if np.shape(grad) != np.shape(param):
+            raise ValueError(
+                f"The gradient at '{self.paths[i]}' has shape {np.shape(grad)}, but the parameter "
+                f"has shape {np.shape(param)}. Gradients are not broadcast, so the shapes must be "
+                "equal. If there is a batch axis, average over it first."
+            )
 
     def _not_alike(self, grads: PyTree, name: str) -> Exception:
         """The error for gradients that are no tree like the model."""
@@ -127,41 +157,6 @@ def _flatten_up_to(structure: Any, tree: PyTree) -> list[Any] | None:
         return None
 
 
-def _check_gradient(path: str, grad: Any, param: Any, examples: bool) -> None:
-    if grad is None:
-        raise ValueError(
-            f"The gradient at '{path}' is None, but this parameter is trainable. To freeze it, use "
-            f"`sl.Optimizer(tx, model, trainable=~sl.where.path({path!r}))`. To train it, "
-            "differentiate with respect to it too."
-        )
-    if not tree.is_inexact(grad):
-        kind = f"an array of dtype {grad.dtype}" if tree.is_array(grad) else type(grad).__name__
-        raise TypeError(
-            f"The gradient at '{path}' must be a floating or complex array, got {kind}."
-            f"{' Convert it: `jnp.asarray(tensor.numpy())`.' * _of_pytorch(grad)}"
-        )
-    if jnp.iscomplexobj(grad) and not jnp.iscomplexobj(param):
-        raise TypeError(
-            f"The gradient at '{path}' has dtype {grad.dtype}, but the parameter has dtype "
-            f"{param.dtype}. Pass the real part of the gradient."
-        )
-    if examples:
-        if np.ndim(grad) == 0 or np.shape(grad)[1:] != np.shape(param):
-            wanted = ", ".join(map(str, ("examples", *np.shape(param))))
-            raise ValueError(
-                f"The gradient at '{path}' has shape {np.shape(grad)}, but the first link needs "
-                f"per-example gradients of shape ({wanted}). Compute them with "
-                "`jax.vmap(jax.grad(loss), in_axes=(None, 0))`, or use `sl.train_step`."
-            )
-        return
-    if np.shape(grad) != np.shape(param):
-        raise ValueError(
-            f"The gradient at '{path}' has shape {np.shape(grad)}, but the parameter has shape "
-            f"{np.shape(param)}. Gradients are not broadcast, so the shapes must be equal. If "
-            "there is a batch axis, average over it first."
-        )
-
-
 def _check_examples(paths: list[str], leaves: list[Any], trainable: tuple[bool, ...]) -> None:
     """Raises an error for gradients with different numbers of examples."""
     sizes = {path: g.shape[0] for path, g, t in zip(paths, leaves, trainable, strict=True) if t}
@@ -181,10 +176,16 @@ def split(model: PyTree, trainable: Where | None) -> Split:
     that are selected.
     """
     leaves, structure = jax.tree.flatten(model, is_leaf=is_state)
-    inexact = tuple(tree.is_inexact(x) and not _overlooked(x) for x in leaves)
-    params = Split(leaves, structure, inexact).params
-    chosen = iter(mask(Unmarked() if trainable is None else trainable, params))
-    return Split(leaves, structure, tuple(i and next(chosen) for i in inexact))
+    inexact = tuple(map(eqx.is_inexact_array, leaves))
+    where = Unmarked() if trainable is None else trainable
+    chosen = iter(mask(where, _with_holes(structure, leaves, inexact)))
+    is_trainable = tuple(i and next(chosen) for i in inexact)
+    return Split(leaves, structure, is_trainable, _with_holes(structure, leaves, is_trainable))
+
+
+def _with_holes(structure: Any, leaves: list[Any], keep: tuple[bool, ...]) -> PyTree:
+    """A tree with `None` in place of the leaves that are not kept."""
+    return structure.unflatten([x if k else None for x, k in zip(leaves, keep, strict=True)])
 
 
 def _of_pytorch(x: Any) -> bool:
@@ -201,7 +202,7 @@ def checked_split(model: PyTree, trainable: Where | None) -> Split:
                 f"The model {where} a {type(x).__name__} of PyTorch. Write the model with Equinox, "
                 "and convert tensors: `jnp.asarray(tensor.numpy())`."
             )
-        if _overlooked(x):
+        if tree.is_inexact(x) and not eqx.is_inexact_array(x):
             raise TypeError(
                 f"The leaf '{parts.paths[i]}' is a NumPy array of dtype {x.dtype}, which Equinox "
                 "does not treat as a floating array, so it would never be trained. Replace it "
@@ -289,11 +290,6 @@ def _warn_tied(parts: Split) -> None:
             )
 
 
-def _overlooked(x: Any) -> bool:
-    """Whether JAX treats a leaf as a floating array but Equinox does not, as NumPy's bfloat16."""
-    return tree.is_inexact(x) and not eqx.is_inexact_array(x)
-
-
 def _kind(x: Any) -> str:
     return f"{x.dtype} arrays" if tree.is_array(x) else f"leaves of type {type(x).__name__}"
 
@@ -342,7 +338,7 @@ def apply_updates(model: Model, updates: PyTree) -> Model:
         raise ValueError(f"The updates do not have the structure of the model: {differ}.")
     # Filters keep the arrays of an `eqx.nn.State`, which are no parameters.
     changes = [None if is_state(x) else u for x, u in zip(leaves, changes, strict=True)]
-    parts = Split(leaves, structure, tuple(u is not None for u in changes))
-    params = parts.params
+    changed = tuple(u is not None for u in changes)
+    params = _with_holes(structure, leaves, changed)
     added = tree.add(to_device(params), to_device(structure.unflatten(changes)))
-    return parts.join(to_memory_of(params, added))
+    return Split(leaves, structure, changed, params).join(to_memory_of(params, added))

@@ -81,8 +81,8 @@ def advance(
     if sharding is not None and not per_example:
         # Reduced only to the shard that updates the state.
         grads = constrained(grads, sharding.grads)
-    context = _context(transform, count, model, grads, dict(keywords), in_training_step)
-    context = context.replace(gathered=gathered, shardings=places)
+    of_step = {"step": count, "gathered": gathered, "shardings": places}
+    context = _context(transform, model, grads, dict(keywords), of_step, in_training_step)
     _check_shapes(transform, state, params)
     if write is ADD:
         warn_of_ascent(transform, params)
@@ -155,13 +155,20 @@ def as_keywords(passed: Mapping[str, Any]) -> dict[str, Any]:
 
 def _context(
     transform: AbstractTransform,
-    count: Any,
     model: Split,
     grads: Any,
     keywords: dict[str, Any],
+    of_step: dict[str, Any],
     in_training_step: bool,
 ) -> Context:
-    """The context of one step, checked against the inputs that the transform needs."""
+    """The context of one step, checked against the inputs that the transform needs.
+
+    **Arguments:**
+
+    - `transform`, `model`, `grads`, `in_training_step`: as in `advance`.
+    - `keywords`: the keywords of the step.
+    - `of_step`: the entries of the context that the user does not pass.
+    """
     for name in ("value", "weight"):
         x = keywords.get(name)
         if x is not None and not tree.is_array(x):
@@ -191,7 +198,7 @@ def _context(
         keywords["residuals"] = _checked_residuals(keywords["residuals"]).of(model.join)
     known = (*ALWAYS, *FUNCTIONS)
     extra = {name: keywords.pop(name) for name in list(keywords) if name not in known}
-    context = Context(step=count, **keywords, extra=extra)
+    context = Context(**of_step, **keywords, extra=extra)
 
     declared = {name for part in transforms(transform) for name in part.module.needs}
     if context.residuals is not None:

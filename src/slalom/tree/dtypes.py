@@ -29,7 +29,7 @@ def is_key(x: Any) -> bool:
 
 def is_number(x: Any) -> bool:
     """Whether this is a number, not a PRNG key or a flag."""
-    return x is not None and x.dtype != bool and not is_key(x)
+    return x is not None and jnp.issubdtype(x.dtype, jnp.number)
 
 
 def canonical(dtype: Any) -> np.dtype:
@@ -66,13 +66,10 @@ def sum_dtype(tree: PyTree) -> np.dtype:
     return real_dtype(accumulation_dtype(*(x.dtype for x in jax.tree.leaves(tree))))
 
 
-def in_precision_of(x: Any, dtype: np.dtype) -> Array:
-    """`x` in the precision of `dtype`; real arrays stay real, complex arrays complex."""
-    if jnp.issubdtype(x.dtype, jnp.complexfloating) or not jnp.issubdtype(
-        dtype, jnp.complexfloating
-    ):
-        return cast(x, dtype)
-    return cast(x, real_dtype(dtype))
+def in_precision_of(tree: PyTree, dtype: np.dtype) -> PyTree:
+    """A tree of arrays in the precision of `dtype`; real ones stay real, complex ones complex."""
+    real = real_dtype(dtype)
+    return jax.tree.map(lambda x: cast(x, dtype if jnp.iscomplexobj(x) else real), tree)
 
 
 def cast(x: Any, dtype: np.dtype) -> Array:

@@ -70,10 +70,9 @@ def map_leaves(
     def in_accumulation_dtype(numbers, leaves, tuples):
         dtype = accumulation_dtype(*(x.dtype for x in leaves))
         here = SimpleNamespace(**numbers_in(numbers, dtype))
-        leaves = tuple(in_precision_of(x, dtype) for x in leaves)
-        tuples = tuple(tuple(in_precision_of(x, dtype) for x in arrays) for arrays in tuples)
+        arrays = in_precision_of((*leaves, *tuples), dtype)
         with promoting(dtype):
-            return rule(here, *leaves, *tuples)
+            return rule(here, *arrays)
 
     if not columns[0]:
         counts = (len(trees), len(per_param))

@@ -73,7 +73,7 @@ def inner(a: PyTree, b: PyTree) -> Scalar:
     total = jnp.zeros((), dtype)
     for x, y in pairs:
         wide = accumulation_dtype(x.dtype, y.dtype)
-        x, y = in_precision_of(x, wide), in_precision_of(y, wide)
+        x, y = in_precision_of((x, y), wide)
         product = x.real * y.real
         if jnp.iscomplexobj(x) and jnp.iscomplexobj(y):
             product = product + x.imag * y.imag

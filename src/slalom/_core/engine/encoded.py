@@ -221,10 +221,11 @@ def encoded_again(
 def as_if_decoded(updates: PyTree) -> PyTree:
     """A tree with the structure, shapes and dtypes of the decoded one, for checks and paths."""
 
-    def like(x: PyTree) -> PyTree:
-        return np.broadcast_to(np.zeros((), x.dtype), x.shape) if is_encoded(x) else x
-
-    return jax.tree.map(like, updates, is_leaf=is_encoded)
+    return jax.tree.map(
+        lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape) if is_encoded(x) else x,
+        updates,
+        is_leaf=is_encoded,
+    )
 
 
 # --- one leaf after the other ---------------------------------------------------------------

@@ -8,13 +8,14 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from ... import tree
 from ...tree.dtypes import accumulation_dtype, cast, in_precision_of, is_key, numbers_in, promoting
 from ...tree.types import Scalar
 from ..protocol.parts import Part
 from .at_step import STEP, Fields, LeafInputs, at_step
+from .encoded import stored_like
 from .matrices import (
     StackGroup,
     at_each_matrix,
@@ -26,8 +27,6 @@ from .matrices import (
     unstacked,
 )
 
-Store: TypeAlias = Callable[[str, Any], tuple[Any, Any]]
-"""The new value of a field as it is stored, and as later phases see it."""
 LeafSums: TypeAlias = dict[str, Any]
 """The result of `measure` or `reduce` at a leaf: sums, and sums of squares, by name."""
 Again: TypeAlias = Callable[[Sequence[dict[str, Any]]], Sequence[LeafSums]]
@@ -80,12 +79,8 @@ def in_one_precision(inputs: LeafInputs) -> tuple[LeafInputs, np.dtype]:
     """The inputs in the accumulation dtype of the leaf, and this dtype."""
     arrays = [inputs.u, *inputs.others.values(), *inputs.fields.values()]
     dtype = accumulation_dtype(*(x.dtype for x in arrays if isinstance(x, jax.Array | np.ndarray)))
-    u, others, fields = _wide((inputs.u, inputs.others, inputs.fields), dtype)
+    u, others, fields = in_precision_of((inputs.u, inputs.others, inputs.fields), dtype)
     return LeafInputs(u, numbers_in(inputs.numbers, dtype), others, fields, seeds={}), dtype
-
-
-def _wide(tree: PyTree, dtype: np.dtype) -> PyTree:
-    return jax.tree.map(lambda x: in_precision_of(x, dtype), tree)
 
 
 @contextlib.contextmanager
@@ -100,7 +95,7 @@ def at_leaf(
 
 
 def phases(
-    part: Part, does: tuple[str, ...], plan: Any, inputs: LeafInputs, store: Store
+    part: Part, does: tuple[str, ...], plan: Any, inputs: LeafInputs, stored: LeafInputs
 ) -> tuple[Any, dict[str, Any]]:
     """The update of a leaf, if it is asked for its direction, and its new fields if it advances.
 
@@ -109,13 +104,13 @@ def phases(
     - `part`: the rule, and what it sees.
     - `does`: the phases, `"advance"`, `"direction"` or both.
     - `plan`, `inputs`: as the leaf has them.
-    - `store`: stores a field.
+    - `stored`: the inputs with the fields as they are stored.
     """
-    last = part.module.written_last
+    last, old_fields, seeds = part.module.written_last, stored.fields, stored.seeds
 
     def at_one(inputs: LeafInputs) -> tuple[Any, dict[str, Any]]:
         with at_leaf(part, plan, inputs) as (rule, g, leaf, dtype):
-            stored = {}
+            new_fields = {}
             if "advance" in does:
                 old = dict(vars(leaf))
                 rule.advance(g, leaf)
@@ -123,17 +118,17 @@ def phases(
                 first = [x for n, x in new.items() if n not in last]
                 for name, x in new.items():
                     value = _written_after(first, x) if name in last else x
-                    stored[name], seen = store(name, value)
-                    setattr(leaf, name, _wide(seen, dtype))
-            return rule.direction(g, leaf) if "direction" in does else None, stored
+                    new_fields[name], seen = stored_like(old_fields[name], value, seeds.get(name))
+                    setattr(leaf, name, in_precision_of(seen, dtype))
+            return rule.direction(g, leaf) if "direction" in does else None, new_fields
 
     if part.module.over != "matrix":
         return at_one(inputs)
     if inputs.u.size == 0:
         return tree.widened(inputs.u), {}
-    update, stored = at_each_matrix(at_one, inputs, plan, part.state)
+    update, new_fields = at_each_matrix(at_one, inputs, plan, part.state)
     update = None if update is None else plan.write(update)
-    return update, unstacked(stored, plan, part.state)
+    return update, unstacked(new_fields, plan, part.state)
 
 
 def seen_by_refresh(part: Part, plan: Any, inputs: LeafInputs) -> LeafInputs:

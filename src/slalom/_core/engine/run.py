@@ -80,7 +80,7 @@ def run_rules(rules: PyTree, write: Writer, updates: PyTree, outer: Part) -> tup
     at, nesting = jax.tree.flatten(rules, is_leaf=lambda x: isinstance(x, RuleAt))
     runs = [_RuleStep(rule, updates, outer) for rule in at]
     targets = None
-    if outer.params is not None and (write is ADD or any(blockwise(run.columns) for run in runs)):
+    if outer.params is not None and (write is ADD or any(blockwise(run.rows) for run in runs)):
         # Elsewhere a policy has its own way to split a sum in place.
         targets = write.in_place(outer.params)
     params: list[Any] = [None] * len(leaves)
@@ -120,8 +120,8 @@ def _over_leaves(
 ) -> list[Any]:
     """Runs these phases of all rules leaf by leaf, after `done`."""
     at_leaf = functools.partial(_at_leaf, runs)
-    columns = [run.columns for run in runs]
-    if any(map(under_jit, jax.tree.leaves((leaves, columns)))):
+    rows = [run.rows for run in runs]
+    if any(map(under_jit, jax.tree.leaves((leaves, rows)))):
         # Tracing costs 2 ms a leaf in Python; a jit traces once per shape, and XLA inlines it (an
         # `inline=True` would copy its equations for every leaf). Outside a trace it would
         # compile once per call instead, since `at_leaf` is new in every call.
@@ -130,7 +130,7 @@ def _over_leaves(
     seed_of = {}
     if clock is not None:
         seed_of = seeds_of([x for run in runs for x in run.encoded_names()], clock)
-    signal = jnp.bool_(False) if blockwise(columns) else None
+    signal = jnp.bool_(False) if blockwise(rows) else None
     for i, u in enumerate(leaves):
         at = {k: run.positions[i] for k, run in enumerate(runs) if i in run.positions}
         plans = tuple((k, runs[k].plan[n]) for k, n in at.items())
@@ -143,7 +143,7 @@ def _over_leaves(
         if signal is not None:
             signal = signal_of(new, signal)
         for (k, n), fields in zip(at.items(), new, strict="advance" in does):
-            runs[k].take(n, fields)
+            runs[k].rows[n] |= fields
     return results
 
 
@@ -172,14 +172,10 @@ def _at_leaf(
     param = decoded_leaf(p, like)
     new: list[dict[str, Any]] = []
     for (k, plan), at in zip(plans, inputs, strict=True):
-
-        def store(name: str, value: PyTree, at: LeafInputs = at) -> tuple[Any, Any]:
-            return stored_like(at.fields[name], value, at.seeds.get(name))
-
         others = {name: param if name == "p" else x for name, x in at.others.items()}
         fields = {name: decoded_leaf(x, like, signal) for name, x in at.fields.items()}
         here = at._replace(u=update, others=others, fields=fields)
-        update, stored = phases(runs[k].part, does, plan, here, store)
+        update, stored = phases(runs[k].part, does, plan, here, at)
         new.append(at.fields | stored)
     if "add" in does:
         update = stored_like(p, tree.add(param, update))[0]
@@ -211,11 +207,14 @@ class _RuleStep:
         if whole:
             same = (updates, *needed.values(), *likes)
             tree.check_same_structure(tuple(map(as_if_decoded, same)))
-        self.columns = {
+        columns = {
             name: inside.flatten_up_to(x)
             for name, x in shaped.items()
             if jax.tree.leaves(x) or (x is not None and mark_of[name] != PARAM_LIKE)
         }
+        self.fields = tuple(columns)
+        # The fields of the state of each leaf.
+        self.rows = [{name: x[n] for name, x in columns.items()} for n in range(len(at.leaves))]
         self.structure = inside
         self.scalars = Fields(**{n: x for n, x in children.items() if n not in shaped})
         with part.scope():
@@ -249,17 +248,13 @@ class _RuleStep:
         if vectors:
             self.entries = dict(zip(vectors, entries(list(vectors.values())), strict=True))
 
-    def fields_of(self, n: int) -> dict[str, Any]:
-        """The fields of the state of the leaf at this position."""
-        return {name: column[n] for name, column in self.columns.items()}
-
     def inputs_of(
         self, n: int, u: PyTree, p: PyTree, seed_of: dict[str, Any] | None = None
     ) -> LeafInputs:
         """The inputs of the rule at this position."""
         others = {"params": ("p", p), "grad": ("grad", self.grads[n])}
         needed = dict(others[name] for name in self.rule.needs if name in others)
-        fields = self.fields_of(n)
+        fields = dict(self.rows[n])
         seeds = {}
         if seed_of:
             seeds = {x: seed_of[self.name_of(x, n)] for x in fields if is_encoded(fields[x])}
@@ -274,8 +269,8 @@ class _RuleStep:
         """The names of encoded leaves of the state."""
         return [
             self.name_of(field, n)
-            for field, column in self.columns.items()
-            for n, x in enumerate(column)
+            for n, row in enumerate(self.rows)
+            for field, x in row.items()
             if is_encoded(x)
         ]
 
@@ -283,17 +278,12 @@ class _RuleStep:
         """The name of the leaf at this position, from which its random bits follow."""
         return f"{self.prefix}{field}.{self.paths[n]}"
 
-    def take(self, n: int, fields: dict[str, Any]) -> None:
-        """Takes the new state of the leaf at this position."""
-        for name, x in fields.items():
-            self.columns[name][n] = x
-
     def measure(self, updates: PyTree, params: Sequence[Any]) -> None:
         """Runs `measure`, and `finish` unless there is more to sum."""
         self._sum("measure", updates, params)
         if not self.rule.reduces:
             self.finish()
-        if any(self.columns.values()):
+        if any(self.rows):
             # Otherwise XLA would copy the old state, which the sums still read.
             scalars = jax.tree.leaves(self.sums)
             false = functools.reduce(jnp.logical_or, map(tree.false_after, scalars))
@@ -320,11 +310,11 @@ class _RuleStep:
             inputs = inputs._replace(numbers=numbers, fields=fields)
             return seen_by_refresh(self.part, self.plan[n], inputs)
 
-        of_leaves = [self.fields_of(n) for _, n in at]
+        of_leaves = [self.rows[n] for _, n in at]
         plans = [self.plan[n] for _, n in at]
         new = refreshed(self.part, self.numbers, see, of_leaves, plans)
         for (_, n), fields in zip(at, new, strict=True):
-            self.take(n, fields)
+            self.rows[n] |= fields
         return new
 
     def reduce(self, updates: PyTree, params: Sequence[Any]) -> None:
@@ -344,7 +334,7 @@ class _RuleStep:
         def at_leaf(plan: object, inputs: LeafInputs, factors: dict[str, Any]) -> LeafSums:
             return measured(self.part, phase, plan, decoded(inputs), factors)
 
-        if any(map(under_jit, jax.tree.leaves((leaves, self.columns)))):
+        if any(map(under_jit, jax.tree.leaves((leaves, self.rows)))):
             at_leaf = jax.jit(at_leaf, static_argnums=0)
 
         def added(before: Sequence[LeafSums], factors: Sequence[dict[str, Any]]) -> list[LeafSums]:
@@ -357,5 +347,7 @@ class _RuleStep:
 
     def new_state(self) -> PyTree:
         """The new state."""
-        shaped = {name: self.structure.unflatten(x) for name, x in self.columns.items()}
+        shaped = {
+            name: self.structure.unflatten([row[name] for row in self.rows]) for name in self.fields
+        }
         return with_fields(self.part.state, vars(self.scalars) | shaped)

@@ -77,7 +77,7 @@ def to_optax(
             "model. Write `sl.interop.to_optax(opt.transform)`."
         )
     require_transform("The argument of `sl.interop.to_optax`", tx)
-    if loss_of(tx).askers("sampled parameters"):
+    if "sampled parameters" in loss_of(tx).askers:
         raise ValueError(
             "This optimizer needs gradients at samples of its posterior, and a loop for Optax "
             "takes them at the parameters. Use `sl.train_step`, or `opt.sample_params(model)`."

@@ -14,7 +14,6 @@ from ..engine.run import RuleAt, run_rules
 from ..text.printing import Call, Infix
 from .bases import AbstractParameterWriter, AbstractRunTransform, AbstractStatelessTransform
 from .context import Context
-from .loss import Loss
 from .parts import MIXED, Part, keeps_zeros, segments, transforms
 from .rule import AbstractRule
 from .transform import AbstractTransform, require_transform
@@ -43,7 +42,7 @@ class Chain(AbstractRunTransform[tuple[Any, ...]]):
     - `names`: the name of each link, or `None` for its class name in snake case.
     """
 
-    nameless: ClassVar[bool] = True
+    in_sequence: ClassVar[bool] = True
     over: ClassVar[str] = "number"
     reads_encoded: ClassVar[tuple[str, ...]] = ("state", "updates")
 
@@ -114,9 +113,6 @@ class Chain(AbstractRunTransform[tuple[Any, ...]]):
             states += new
         return updates, tuple(states)
 
-    def ask(self, here: Part, loss: Loss) -> Loss:
-        return loss.inside(here, in_sequence=True)
-
     def leafwise(self, here: Part, leaves: tuple[int, ...]) -> PyTree | None:
         links = tuple(
             link.module.leafwise(link._replace(path=here.path + link.path), leaves)
@@ -132,22 +128,16 @@ class Chain(AbstractRunTransform[tuple[Any, ...]]):
                 f"last `update` returned, got something of type {type(states).__name__}. The order "
                 "is `tx.update(grads, state, params)`."
             )
-        return tuple(
-            here.child(path, link, lambda chain, i=i: chain.links[i], s)
-            for i, (path, link, s) in enumerate(zip(self._paths(), self.links, states, strict=True))
-        )
-
-    def _paths(self) -> list[tuple[str, ...]]:
         taken = {name for name in self.names if name is not None}
-        paths = []
-        for name, link in zip(self.names, self.links, strict=True):
+        parts: list[Part] = []
+        for i, (name, link) in enumerate(zip(self.names, self.links, strict=True)):
             if name is None:
                 (kind,) = segments(link) or ("chain",)
-                numbered = itertools.chain([kind], (f"{kind}_{i}" for i in itertools.count(2)))
+                numbered = itertools.chain([kind], (f"{kind}_{n}" for n in itertools.count(2)))
                 name = next(n for n in numbered if n not in taken)
                 taken.add(name)
-            paths.append((name,))
-        return paths
+            parts.append(here.child((name,), link, lambda chain, i=i: chain.links[i], states[i]))
+        return tuple(parts)
 
     def has_updated(self, state: PyTree) -> Bool[Array, "*runs"] | bool:
         # The zeros of an idle link stay zeros through links such as Scale, but Adam turns them into

@@ -1,12 +1,14 @@
 """The requests of an optimizer's transforms to the loss of a training step."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool
 
 from ...tree.types import Params, PyTree, Scalar, Updates
 from .context import Context
-from .parts import AbstractTraits, Part, parts
+from .parts import AbstractTraits, Part
 
 _ELSEWHERE = ("value_fn", "grad_fn", "sampled_grad_fn", "residuals")
 """The inputs of transforms that evaluate the loss at parameters of their own."""
@@ -67,39 +69,31 @@ class Loss(NamedTuple):
 
     **Arguments:**
 
-    - `requests`: what is asked, with the part that asks for it.
+    - `askers`: what is asked, with the parts that ask for it.
     - `first`, `last`: whether the transform that is asked is the first or last link.
     """
 
-    requests: tuple[tuple[str, Part], ...] = ()
+    askers: Mapping[str, tuple[Part, ...]] = MappingProxyType({})
     first: bool = True
     last: bool = True
 
     def request(self, what: str, part: Part) -> "Loss":
         """This loss with one more request of a part."""
-        for other, by in self.requests:
-            for pair, second in (((what, other), by), ((other, what), part)):
+        for other, (first, *_) in self.askers.items():
+            for pair, second in (((what, other), first), ((other, what), part)):
                 if pair in _PAIRS:
                     raise ValueError(_PAIRS[pair].format(name=second.name))
-        return self._replace(requests=(*self.requests, (what, part)))
-
-    def askers(self, what: str) -> tuple[Part, ...]:
-        """The parts that ask for this."""
-        return tuple(part for name, part in self.requests if name == what)
+        return self._replace(askers={**self.askers, what: (*self.askers.get(what, ()), part)})
 
     def recalled(self) -> tuple[Scalar, Updates, Bool[Array, ""]] | None:
         """The loss and the gradient that a line search kept, and whether it has any, or `None`
         without such a search."""
-        return next((p.module.recall(p.state) for p in self.askers("recalled gradient")), None)
+        searches = self.askers.get("recalled gradient", ())
+        return next((part.module.recall(part.state) for part in searches), None)
 
-    def inside(self, here: Part, *, in_sequence: bool = False) -> "Loss":
-        """This loss, as the transforms inside a part ask for it.
-
-        **Arguments:**
-
-        - `here`: the part.
-        - `in_sequence`: whether they are the links of a chain.
-        """
+    def inside(self, here: Part) -> "Loss":
+        """This loss, as the transforms inside a part ask for it."""
+        in_sequence = here.module.in_sequence
         inner = [part for part in here.children() if isinstance(part.module, AbstractTraits)]
         loss: Any = self
         for i, part in enumerate(inner):
@@ -110,7 +104,7 @@ class Loss(NamedTuple):
                     last=in_sequence and self.last and i == len(inner) - 1,
                 ),
             )
-        is_scaled = len(loss.askers("scaled loss")) > len(self.askers("scaled loss"))
+        is_scaled = "scaled loss" in loss.askers and "scaled loss" not in self.askers
         if is_scaled and not here.module.passes_gradients:
             raise ValueError(
                 f"{type(here.module).__name__} is outside `.scale_loss()`, so it would use "
@@ -127,5 +121,5 @@ def loss_of(
     params: Params | None = None,
 ) -> Loss:
     """The requests of a transform and its parts, which see this step's context."""
-    root: Any = next(parts(transform, state, context, params))
+    root = Part.root(transform, state, context, params)
     return root.module.ask(root, Loss())

@@ -36,7 +36,7 @@ class Part(NamedTuple):
 
     **Arguments:**
 
-    - `path`: the segments of its path below the outer module, which has none itself.
+    - `path`: the segments of its path below the outer module, or its own for the outermost one.
     - `module`: a transform, a skip condition or a stateful schedule.
     - `state`: its state.
     - `context`: the `Context` that it sees, with its own clock.
@@ -58,7 +58,7 @@ class Part(NamedTuple):
         cls, module: Any, state: PyTree = None, context: Any = None, params: Params | None = None
     ) -> "Part":
         """A module that is inside no other one."""
-        return cls((), module, state, context, params, lambda root: root)
+        return cls(segments(module), module, state, context, params, lambda root: root)
 
     @property
     def name(self) -> str:
@@ -280,8 +280,9 @@ class AbstractTraits(AbstractDeclared):
     `"elementwise"` codecs only. A wrapper that only passes encoded updates on lets each rule inside
     decode one leaf at a time."""
 
-    nameless: ClassVar[bool] = False
-    """Whether this adds no segment to a path, as a chain does not."""
+    in_sequence: ClassVar[bool] = False
+    """Whether the parts are links that follow one another. Such a chain adds no segment to a
+    path."""
 
     guard: ClassVar[Callable[..., None] | None] = None
     """A function of this transform's path and state that raises to forbid the next step.
@@ -325,8 +326,7 @@ def parts(
     Transforms, and what they hold that has hyperparameters or state of its own: skip conditions and
     stateful schedules.
     """
-    outer = Part.root(root, state, context, params)
-    yield from walk(outer._replace(path=segments(root)))
+    return walk(Part.root(root, state, context, params))
 
 
 def transforms(
@@ -354,8 +354,8 @@ def walk(outer: Part) -> Iterator[Part]:
 
 def segments(module: AbstractDeclared) -> tuple[str, ...]:
     """The segments that a part without a given name adds to a path. A chain adds none."""
-    nameless = isinstance(module, AbstractTraits) and module.nameless
-    return () if nameless else (snake_case(type(module).__name__),)
+    is_chain = isinstance(module, AbstractTraits) and module.in_sequence
+    return () if is_chain else (snake_case(type(module).__name__),)
 
 
 def inner_transforms(module: AbstractDeclared) -> list[Any]:

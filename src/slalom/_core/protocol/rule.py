@@ -273,7 +273,8 @@ class AbstractRule(AbstractRunTransform[State]):
             return run_rule(here, write, updates)
 
         def run(rule, updates, state, params, context):
-            return run_rule(Part.root(rule, state, context, params), write, updates)
+            inside = here._replace(module=rule, state=state, context=context, params=params)
+            return run_rule(inside, write, updates)
 
         like = (updates, here.state)
         return on_automatic_axes(run, like, self, *like, here.params, here.context)

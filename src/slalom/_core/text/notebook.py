@@ -10,7 +10,7 @@ import jax
 from ...tree.types import PyTree
 from ..fields.declare import hyperparameter_fields
 from ..fields.schedule import AbstractSchedule
-from ..protocol.parts import AbstractDeclared, Part, segments
+from ..protocol.parts import AbstractDeclared, Part
 from .printing import bytes_as_text, code, shortest
 
 # Without colors of its own: text, lines and shades work on light and dark pages.
@@ -73,7 +73,7 @@ def transform_tree(
     - `state`: its state, to show the size of each part's own.
     - `values`: the next value of each hyperparameter by path, to show next to schedules.
     """
-    root = Part.root(transform, state)._replace(path=segments(transform))
+    root = Part.root(transform, state)
     return _node(root, root.path, values or {})
 
 

@@ -170,7 +170,7 @@ class AbstractOptimizer(AbstractPrinted):
 
         **Raises:** `ValueError` for an optimizer without a posterior.
         """
-        if not loss_of(self.transform).askers("sampled parameters"):
+        if "sampled parameters" not in loss_of(self.transform).askers:
             raise ValueError(
                 "This optimizer has no posterior to draw parameters from. Train with "
                 "`sl.contrib.ivon`."
@@ -251,7 +251,7 @@ class AbstractOptimizer(AbstractPrinted):
 
 @reading
 def _loss_scale(opt: AbstractOptimizer) -> Any:
-    for part in loss_of(opt.transform, opt.state).askers("scaled loss"):
+    for part in loss_of(opt.transform, opt.state).askers.get("scaled loss", ()):
         return part.state.scale
     return jnp.float32(1)
 

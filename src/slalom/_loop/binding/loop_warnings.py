@@ -103,7 +103,7 @@ def note_scale_is_read(binding: Any) -> None:
 
 def warn_of_unread_scale(opt: Any) -> None:
     """Warns of a step by hand whose gradients cannot be those of the scaled loss."""
-    if not opt.binding.scale_is_read and loss_of(opt.transform).askers("scaled loss"):
+    if not opt.binding.scale_is_read and "scaled loss" in loss_of(opt.transform).askers:
         warn(
             "`.scale_loss()` divides the gradients by a scale that nobody has read from this "
             "optimizer, so they cannot be those of the scaled loss. Differentiate "

@@ -13,7 +13,7 @@ from ..._core.engine.encoded import decoded
 from ..._core.protocol.chain import first_link
 from ..._core.protocol.context import Context
 from ..._core.protocol.loss import Loss
-from ..._core.protocol.parts import parts, transforms
+from ..._core.protocol.parts import Part, parts, transforms
 from ..._core.protocol.residuals import Residuals
 from ..._core.protocol.transform import AbstractTransform, missing
 from ..._core.protocol.writer import ADD, Writer
@@ -86,7 +86,7 @@ def advance(
     _check_shapes(transform, state, params)
     if write is ADD:
         warn_of_ascent(transform, params)
-    root = next(parts(transform, state, context, params if sees_params else None))
+    root = Part.root(transform, state, context, params if sees_params else None)
     try:
         result, new = root.run(write, grads)
         tree.check_same_structure((result, params))
@@ -356,7 +356,7 @@ def _names(transform: AbstractTransform, state: PyTree) -> list[str]:
 def sampled_params(loss: Loss, params: Params, key: Any = None) -> Params:
     """The parameters at which to evaluate a loss, in their dtypes. Without a key, the sample of the
     next gradient."""
-    samplers = loss.askers("sampled parameters")
+    samplers = loss.askers.get("sampled parameters", ())
     keys = [None] * len(samplers) if key is None else list(jax.random.split(key, len(samplers)))
 
     def add(p: Any, noise: PyTree) -> Any:

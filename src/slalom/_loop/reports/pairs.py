@@ -48,7 +48,7 @@ def pairs_of_moved(old: Mapping[int, Slot], new: Mapping[int, Slot]) -> Iterator
 def windows_of(transform: AbstractTransform) -> set[tuple[bool, bool]]:
     """For all windows of `.every_k`: whether they hold means, and whether of scaled gradients."""
     return {
-        (part.module.mean, bool(loss_of(part.module).askers("scaled loss")))
+        (part.module.mean, "scaled loss" in loss_of(part.module).askers)
         for part in transforms(transform)
         if isinstance(part.module, EveryK)
     }

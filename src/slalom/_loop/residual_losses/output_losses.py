@@ -106,7 +106,7 @@ def linearized(
 ) -> tuple[Residuals, Scalar, Updates]:
     """The loss on these data, with a linearization that the rules share, its value and its
     gradient."""
-    chunks = [getattr(part.module, "chunk", None) for part in loss.askers("residuals")]
+    chunks = [getattr(part.module, "chunk", None) for part in loss.askers.get("residuals", ())]
     residuals = source.on(*args, **kwargs)
     linear = residuals.of(model.join).at(model.params, chunks[0])
     gradient = tree.cast_like(linear.updates(linear.gradient), model.params)

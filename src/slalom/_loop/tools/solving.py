@@ -359,7 +359,7 @@ class Solver(NamedTuple):
     def _root(self, c: _Carry) -> Part:
         """The transform as a part without an outer one."""
         context = Context(step=c.opt.count)
-        return next(parts(c.opt.transform, c.opt.state, context, self._tree(c.params)))
+        return Part.root(c.opt.transform, c.opt.state, context, self._tree(c.params))
 
     def _tree(self, leaves: list[Array]) -> PyTree:
         return jax.tree.structure(self.whole.params).unflatten(leaves)

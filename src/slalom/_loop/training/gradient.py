@@ -63,7 +63,7 @@ def train_step(options: Options, inputs: TrainingInputs) -> tuple[list[Array], P
     model = at = split(inputs.model, opt.binding.trainable)
     loss = loss_of(opt.transform, opt.state, Context(step=opt.arrays.count), model.params)
     options.check_loss(loss)
-    if loss.askers("sampled parameters"):
+    if "sampled parameters" in loss.askers:
         drawn = sampled_params(loss, model.params)
         at = split(model.join(drawn), opt.binding.trainable)
     check_call(inputs.loss, inputs.args, inputs.kwargs)
@@ -73,7 +73,7 @@ def train_step(options: Options, inputs: TrainingInputs) -> tuple[list[Array], P
         model=at,
         args=inputs.args,
         kwargs=inputs.kwargs,
-        scale=next((part.state.scale for part in loss.askers("scaled loss")), None),
+        scale=next((part.state.scale for part in loss.askers.get("scaled loss", ())), None),
     )
     if options.compute_dtype == "float16" and batch_loss.scale is None:
         warn(
@@ -89,10 +89,10 @@ def train_step(options: Options, inputs: TrainingInputs) -> tuple[list[Array], P
         context = Context(step=opt.arrays.count, weight=current_weight, **entries)
         return loss_of(opt.transform, opt.state, context, model.params)
 
-    if loss.askers("combined terms"):
-        gradient = _combined_gradient(batch_loss, loss.askers("combined terms")[0], ask_again)
-    elif loss.askers("single examples"):
-        gradient = _per_example_gradient(batch_loss, loss.askers("single examples")[0])
+    if "combined terms" in loss.askers:
+        gradient = _combined_gradient(batch_loss, loss.askers["combined terms"][0], ask_again)
+    elif "single examples" in loss.askers:
+        gradient = _per_example_gradient(batch_loss, loss.askers["single examples"][0])
     elif options.reuse_linesearch:
         gradient = _recalled_gradient(batch_loss, loss, opt.transform)
     elif source is not None and options.microbatches is None:
@@ -117,18 +117,18 @@ def _context_entries(
     """The inputs of the transforms: those that the caller passed, and those that they ask for."""
     options, opt, result = batch_loss.options, inputs.opt, gradient.result
     entries = {"value": result.loss, **inputs.context, **gradient.entries}
-    if loss.askers("max_logits"):
-        stacked = (options.microbatches is not None) + bool(loss.askers("single examples"))
+    if "max_logits" in loss.askers:
+        stacked = (options.microbatches is not None) + ("single examples" in loss.askers)
         entries.setdefault("max_logits", result.max_logits(stacked))
     if options.has_weight:
         entries["weight"] = result.weight
-    if loss.askers("grad"):
+    if "grad" in loss.askers:
         entries["grad"] = gradient.mean
-    if loss.askers("value_fn"):
+    if "value_fn" in loss.askers:
         entries["value_fn"] = batch_loss.value
-    if loss.askers("grad_fn"):
+    if "grad_fn" in loss.askers:
         entries["grad_fn"] = lambda model: _unscaled_gradient(batch_loss.at(model, opt)).grads
-    if loss.askers("sampled_grad_fn") and options.sampled_loss_fn is not None:
+    if "sampled_grad_fn" in loss.askers and options.sampled_loss_fn is not None:
         entries["sampled_grad_fn"] = functools.partial(_sampled_gradient, batch_loss, opt)
     return entries
 
@@ -192,7 +192,7 @@ def _combined_gradient(
     result: LossResult = unpack(packed)
 
     def part_with(**entries: Any) -> Part:
-        return ask_again(result, **entries).askers("combined terms")[0]
+        return ask_again(result, **entries).askers["combined terms"][0]
 
     def gradient(weights: Array) -> Updates:
         (grads,) = pullback(cast(weights, losses.dtype))

@@ -115,7 +115,7 @@ def residual_loss(
     """
     curved = loss_fn if isinstance(loss_fn, AbstractCurvatureLoss) else None
     if curved is not None and curved.fixed_data is not None:
-        need = next((name for name in ("value_fn", "grad_fn") if loss.askers(name)), None)
+        need = next((name for name in ("value_fn", "grad_fn") if name in loss.askers), None)
         if tool or need:
             who = f"`{tool}` needs" if tool else f"A transform of this optimizer needs '{need}',"
             raise TypeError(
@@ -123,7 +123,7 @@ def residual_loss(
                 f"{curved.fixed_data}. Use `sl.train_step` with new data in each step, and a rule "
                 "without a line search, such as `sl.natural_gradient`."
             )
-    if not loss.askers("residuals"):
+    if "residuals" not in loss.askers:
         return None
     if curved is None:
         raise TypeError(

@@ -61,7 +61,7 @@ class Options(NamedTuple):
 
     def check_loss(self, loss: Loss) -> None:
         """Raises an error for options that conflict with the requests of the transforms."""
-        examples = loss.askers("single examples")
+        examples = "single examples" in loss.askers
         if self.batch_args is not None and self.microbatches is None and not examples:
             raise ValueError(
                 "`batch_args` names the arguments that are divided into microbatches or examples, "
@@ -69,13 +69,13 @@ class Options(NamedTuple):
                 "`batch_args`."
             )
         for what in ("single examples", "residuals"):
-            if self.microbatches == "split" and loss.askers(what):
+            if self.microbatches == "split" and what in loss.askers:
                 raise ValueError(
                     f"{_REFUSED[what][0]}and takes the batch as a whole. Join its first two axes, "
                     "and pass their number: `microbatches=n`."
                 )
         for what in _REFUSED:
-            if what != "recalled gradient" and loss.askers(what):
+            if what != "recalled gradient" and what in loss.askers:
                 self._refuse(what)
 
     def check(self) -> None:

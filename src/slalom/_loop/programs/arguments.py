@@ -1,7 +1,9 @@
-"""The arguments of programs: functions as trees and in keys, and what follows from a structure."""
+"""The arguments of programs: functions as trees and in keys, leaves that get new values, and what
+follows from a structure."""
 
 import functools
 import inspect
+import itertools
 import types
 import weakref
 from collections.abc import Callable, Hashable
@@ -14,6 +16,7 @@ from jaxtyping import PyTree
 
 from ...tree.sharding import constrain, is_on_host, may_be_at, mesh_sharding, to_device, to_host
 from ...tree.types import is_function
+from ..binding.model import split
 
 
 def identity(x: Any) -> Hashable:
@@ -111,6 +114,33 @@ Body: TypeAlias = Callable[[Arguments], tuple[list[Any], Other]]
 """Maps the arguments to the new values of the carried leaves, in order, and to any other tree."""
 
 
+def carried(inputs: Any, at: Any) -> Carried:
+    """The leaves that a step changes: the trainable parameters, the state and the count.
+
+    `inputs` is any named tuple with an `opt` and a `model`, and `at` the same with the position of
+    each leaf in its place.
+    """
+    return trainable(inputs, at) | state(inputs, at)
+
+
+def trainable(inputs: Any, at: Any) -> Carried:
+    """The trainable parameters alone."""
+    binding = inputs.opt.binding
+    model = split(inputs.model, binding.trainable)
+    positions = itertools.compress(model.structure.flatten_up_to(at.model), model.trainable)
+    if binding.sharding is None:
+        return dict.fromkeys(positions)
+    return dict(zip(positions, binding.sharding.params, strict=True))
+
+
+def state(inputs: Any, at: Any) -> Carried:
+    """The state and the count alone."""
+    positions, sharding = jax.tree.leaves(at.opt.arrays[1:]), inputs.opt.binding.sharding
+    if sharding is None:
+        return dict.fromkeys(positions)
+    return dict(zip(positions, sharding.state, strict=True))
+
+
 class Signature:
     """Everything that follows from the structure of the arguments.
 
@@ -169,22 +199,20 @@ class Signature:
             return ()
         return tuple(mesh_sharding(leaves[i]) for i in self.carried)
 
-    def joined(self, donated: list[Any], kept: list[Any]) -> list[Any]:
-        """Undoes `separate`: the leaves as the caller passed them."""
-        arrays = zip((*self.donated, *self.kept), (*donated, *kept), strict=True)
-        by_position = self.statics | dict(arrays)
-        return [by_position[i] for i in range(len(by_position))]
-
-    def run(self, body: Body, leaves: list[Any], homes: Homes = ()) -> tuple[list[Any], PyTree]:
-        """Calls the body, and returns new values of `results` and its other result.
+    def run(
+        self, body: Body, donated: list[Any], kept: list[Any], homes: Homes
+    ) -> tuple[list[Any], PyTree]:
+        """Calls the body with arrays that `separate` has separated, and returns new values of
+        `results` and its other result.
 
         Carried leaves in the memory of the host are copied to the device, where all is computed.
         New values have the shardings and memories of the old ones. Otherwise the partitioner may
         choose other shardings, and the next call would recompile.
         """
-        old = {i: leaves[i] for i in self.carried}
-        inputs = dict(enumerate(leaves)) | {i: to_device(x) for i, x in old.items()}
-        values, other = body(self.structure.unflatten(inputs.values()))
+        arrays = dict(zip((*self.donated, *self.kept), (*donated, *kept), strict=True))
+        old = {i: arrays[i] for i in self.carried}
+        inputs = self.statics | arrays | {i: to_device(x) for i, x in old.items()}
+        values, other = body(self.structure.unflatten(inputs[i] for i in range(len(inputs))))
         new = {}
         places = homes or [None] * len(old)
         for (i, before), x, home in zip(old.items(), values, places, strict=True):

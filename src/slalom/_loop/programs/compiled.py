@@ -5,7 +5,6 @@ in the file above this one."""
 
 import contextlib
 import functools
-import itertools
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -27,7 +26,7 @@ from ...tree.types import PyTree, Updates
 from ..binding.loop_warnings import warn_of_unread_scale
 from ..binding.model import split
 from ..binding.stepping import advance, check_readable
-from .arguments import Carried, Homes
+from .arguments import carried, state, trainable
 from .program import Family, Program
 
 MOST_KEPT = 8
@@ -132,33 +131,6 @@ class StepInputs(NamedTuple):
     """The whole model, or `None` for a transform that sees no parameters."""
     opt: Any
     """The optimizer."""
-
-
-def carried(inputs: Any, at: Any) -> Carried:
-    """The leaves that a step changes: the trainable parameters, the state and the count.
-
-    `inputs` is any named tuple with an `opt` and a `model`, and `at` the same with the position of
-    each leaf in its place.
-    """
-    return trainable(inputs, at) | state(inputs, at)
-
-
-def trainable(inputs: Any, at: Any) -> Carried:
-    """The trainable parameters alone."""
-    model, known = split(inputs.model, inputs.opt.binding.trainable), inputs.opt.binding.sharding
-    positions = itertools.compress(model.structure.flatten_up_to(at.model), model.trainable)
-    return _at_homes([*positions], None if known is None else known.params)
-
-
-def state(inputs: Any, at: Any) -> Carried:
-    """The state and the count alone."""
-    known = inputs.opt.binding.sharding
-    positions = jax.tree.leaves(at.opt.arrays[1:])
-    return _at_homes(positions, None if known is None else known.state)
-
-
-def _at_homes(positions: list[int], homes: Homes | None) -> Carried:
-    return dict(zip(positions, homes or (None,) * len(positions), strict=True))
 
 
 def _step(inputs: StepInputs) -> tuple[list[Array], None]:

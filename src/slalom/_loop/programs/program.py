@@ -159,14 +159,15 @@ class Program(Generic[Arguments, Other]):
             statics = {i: leaves[i] for i, kind in enumerate(kinds) if kind == _STATIC}
             signature = self._new(arguments, structure, statics)
             # Tracers do not show where the arrays are.
-            return signature, signature.run(self.body, leaves, signature.homes)
+            separate = signature.separate(leaves)
+            return signature, signature.run(self.body, *separate, signature.homes)
         # Under an eager `vmap` or `grad`, a jit makes one program of the step.
         signature = self._signature(arguments, leaves, structure, kinds)
-        shardings = signature.shardings(leaves)
+        separate, shardings = signature.separate(leaves), signature.shardings(leaves)
         try:
-            return signature, signature.nested(*signature.separate(leaves), shardings)
+            return signature, signature.nested(*separate, shardings)
         except _HasRuntimeChecks:
-            return signature, signature.run(self.body, leaves, shardings)
+            return signature, signature.run(self.body, *separate, shardings)
 
     def _signature(
         self, arguments: Arguments, leaves: list[Any], structure: Any, kinds: list[int]
@@ -209,7 +210,7 @@ class Program(Generic[Arguments, Other]):
         def run(donated: list[Any], kept: list[Any], shardings: Homes) -> PyTree:
             now = of_this()
             assert now is not None
-            return pack(now.run(body, now.joined(donated, kept), shardings))
+            return pack(now.run(body, donated, kept, shardings))
 
         def program(donated: list[Any], kept: list[Any], shardings: Homes) -> PyTree:
             compiling()

@@ -22,8 +22,7 @@ from ...tree.types import PyTree, Tracer, WhereLike
 from ..binding.model import split
 from ..binding.optimizer import Optimizer
 from ..binding.stepping import check_one_run
-from ..programs.arguments import as_tree
-from ..programs.compiled import carried
+from ..programs.arguments import as_tree, carried
 from ..programs.program import Program
 from ..residual_losses import LeastSquares
 from ..training.loss import check_call, residual_loss

@@ -14,7 +14,7 @@ from ...tree import is_array
 from ...tree.packed import pack, unpack
 from ...tree.paths import dotted
 from ...tree.types import PyTree
-from ..programs.compiled import carried
+from ..programs.arguments import carried
 from ..reports.describe import metrics
 from .batch import check_state, is_single_key
 from .gradient import TrainingInputs, train_step

@@ -14,8 +14,7 @@ from ...tree.types import PyTree, Tracer, is_deleted
 from ..binding.model import Model
 from ..binding.optimizer import Optimizer
 from ..binding.stepping import FUNCTIONS, as_keywords, check_guards, check_one_run
-from ..programs.arguments import as_tree
-from ..programs.compiled import carried, state
+from ..programs.arguments import as_tree, carried, state
 from ..programs.interrupts import HeldSignals
 from ..programs.program import Program
 from .gradient import TrainingInputs, train_step

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from . import fields, tree
-from ._core.fields.declare import read_numbers
 from ._core.fields.keys import AbstractKeyed, key_field
+from ._core.fields.schedule import read_numbers
 from ._core.protocol.context import Context
 from ._core.protocol.parts import AbstractDeclared
 from .tree.dtypes import canonical_float

@@ -8,7 +8,7 @@ import pytest
 
 import slalom as sl
 from helpers import EXHAUSTIVE, SLOW, known, slow_except
-from slalom._core.fields.declare import hyperparameter_fields
+from slalom._core.fields.schedule import hyperparameter_fields
 from slalom._core.protocol.parts import CHECK
 from table import GRADIENT_ROWS, RULES, rows
 

@@ -14,7 +14,7 @@ from test_schedules import ALL, CYCLES, values_of
 
 import slalom as sl
 from helpers import assert_same_bits, gradients, kind_of, lenient, public, sampled
-from slalom._core.fields.declare import hyperparameter_fields
+from slalom._core.fields.schedule import hyperparameter_fields
 
 S = sl.schedules
 

@@ -16,7 +16,8 @@ from wadler_lindig import TextDoc
 
 from .. import tree
 from .._core.engine.encoded import decoded, encoded_again
-from .._core.fields.declare import hyperparameter, hyperparameter_fields
+from .._core.fields.declare import hyperparameter
+from .._core.fields.schedule import hyperparameter_fields
 from .._core.protocol.context import Context
 from .._core.protocol.transform import AbstractTransform
 from .._core.state.marks import param_like, per_param

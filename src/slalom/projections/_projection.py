@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import tree
-from .._core.fields.declare import read_numbers
+from .._core.fields.schedule import read_numbers
 from .._core.protocol.context import Context
 from .._core.protocol.parts import AbstractDeclared
 from .._core.text.printing import code

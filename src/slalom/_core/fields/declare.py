@@ -20,13 +20,19 @@ import numpy as np
 from jaxtyping import Array
 
 from ...tree.dtypes import canonical_float, is_array
-from ...tree.types import Hyperparameter, Scalar, Tracer, is_function
+from ...tree.types import Hyperparameter, Tracer, is_function
 from ...where.layout import as_layout, check_layout
-from ..protocol.context import Context
-from ..protocol.parts import CHECK, AbstractDeclared
+from ..protocol.parts import CHECK
 from ..text.messages import check_int, series
 from ..text.printing import code, shortest
-from .schedule import AbstractSchedule, AbstractStatefulSchedule, as_schedule, read_number
+from .schedule import (
+    HYPERPARAMETER,
+    KIND,
+    STEPS,
+    AbstractSchedule,
+    AbstractStatefulSchedule,
+    as_schedule,
+)
 
 if not TYPE_CHECKING:
     Number: TypeAlias = Hyperparameter
@@ -50,8 +56,7 @@ else:
         def __set__(self, instance: object, value: Hyperparameter | None) -> None: ...
 
 
-_KIND = "slalom.kind"
-_HYPERPARAMETER, _STEPS, _UNLISTED = "hyperparameter", "steps", "unlisted"
+_UNLISTED = "unlisted"
 _MISSING = dataclasses.MISSING
 
 
@@ -74,7 +79,7 @@ def checked_field(
     if default is not _MISSING:
         options["default"] = default
     options.setdefault("static", not kind)
-    return eqx.field(metadata={_KIND: kind, CHECK: check}, **options)
+    return eqx.field(metadata={KIND: kind, CHECK: check}, **options)
 
 
 def hyperparameter(
@@ -115,14 +120,14 @@ def hyperparameter(
     """
     check = functools.partial(_check_hyperparameter, _Interval(within), optional=optional)
     return checked_field(
-        check, default, _HYPERPARAMETER, converter=_as_hyperparameter, kw_only=kw_only
+        check, default, HYPERPARAMETER, converter=_as_hyperparameter, kw_only=kw_only
     )
 
 
 def steps(default: object = _MISSING, *, within: str = "[0, inf)") -> Any:
     """Declares a number of steps: an integer leaf of a schedule, traced like a hyperparameter."""
     check = functools.partial(_check_steps, _Interval(within))
-    return checked_field(check, default, _STEPS, converter=_as_steps)
+    return checked_field(check, default, STEPS, converter=_as_steps)
 
 
 def count_or_schedule(unit: str, default: object = _MISSING, *, listed: bool = True) -> Any:
@@ -131,7 +136,7 @@ def count_or_schedule(unit: str, default: object = _MISSING, *, listed: bool = T
     `listed` says whether users read and replace it as a hyperparameter.
     """
     check = functools.partial(_check_count_or_schedule, unit)
-    kind = _STEPS if listed else _UNLISTED
+    kind = STEPS if listed else _UNLISTED
     return checked_field(check, default, kind, converter=_as_count_or_schedule)
 
 
@@ -351,18 +356,3 @@ def steps_in_order(name: str, values: Iterable[Any]) -> tuple[Any, ...]:
         listed = ", ".join(map(shortest, values))
         raise ValueError(f"{name} must be non-negative and strictly increasing, got [{listed}].")
     return values
-
-
-# --- reading the declarations ---------------------------------------------------------------
-
-
-def hyperparameter_fields(cls: Any) -> list[dataclasses.Field[Any]]:
-    """The real-valued fields of a class or instance, in order."""
-    return [
-        f for f in dataclasses.fields(cls) if f.metadata.get(_KIND) in (_HYPERPARAMETER, _STEPS)
-    ]
-
-
-def read_numbers(module: AbstractDeclared, context: Context | None) -> dict[str, Scalar | None]:
-    """All hyperparameters of a module, as `read_number` reads them."""
-    return {f.name: read_number(module, f.name, context) for f in hyperparameter_fields(module)}

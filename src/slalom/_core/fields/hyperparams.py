@@ -22,8 +22,7 @@ from ..protocol.transform import AbstractTransform
 from ..text import notebook
 from ..text.messages import renamed
 from ..text.printing import shortest
-from .declare import hyperparameter_fields
-from .schedule import AbstractSchedule, AbstractStatefulSchedule, read_number
+from .schedule import AbstractSchedule, AbstractStatefulSchedule, hyperparameter_fields, read_number
 
 
 def bind_numbers(transform: PyTree, dtype: Any | None = None) -> PyTree:

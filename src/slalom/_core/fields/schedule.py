@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 
     import slalom
 
+KIND = "slalom.kind"
+"""The key of a field's kind in its metadata."""
+
+HYPERPARAMETER, STEPS = "hyperparameter", "steps"
+"""The kinds of the fields that users read and replace as hyperparameters."""
+
 _advise_step = advise_positions(
     "A schedule is a function of the step: write `schedule(100)`. An optimizer takes the schedule "
     "itself: `sl.adam(schedule)`.",
@@ -328,6 +334,19 @@ def check_schedule_value(schedule: object, value: Any, step: Step) -> Any:
             "step."
         )
     return value
+
+
+# --- the hyperparameters of a step ----------------------------------------------------------
+
+
+def hyperparameter_fields(cls: Any) -> list[dataclasses.Field[Any]]:
+    """The real-valued fields of a class or instance, in order."""
+    return [f for f in dataclasses.fields(cls) if f.metadata.get(KIND) in (HYPERPARAMETER, STEPS)]
+
+
+def read_numbers(module: AbstractDeclared, context: Context | None) -> dict[str, Scalar | None]:
+    """All hyperparameters of a module, as `read_number` reads them."""
+    return {f.name: read_number(module, f.name, context) for f in hyperparameter_fields(module)}
 
 
 def read_number(module: AbstractDeclared, name: str, context: Context | None) -> Scalar | None:

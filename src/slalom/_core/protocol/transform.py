@@ -19,8 +19,7 @@ from jaxtyping import Array, Bool, Int
 
 from ... import tree
 from ...tree.types import Gradients, Params, PyTree, Updates
-from ..fields.declare import read_numbers
-from ..fields.schedule import read_number
+from ..fields.schedule import read_number, read_numbers
 from ..methods.fluent import FLUENT, AbstractFluent
 from ..text.messages import uncalled
 from ..text.mistakes import frozen, no_attribute, not_callable, transform_advice

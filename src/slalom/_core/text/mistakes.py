@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NoReturn
 
-from ..fields.declare import hyperparameter_fields
+from ..fields.schedule import hyperparameter_fields
 from ..methods.fluent import FLUENT
 from ..protocol.parts import parts
 from .messages import PACKAGE, elsewhere, renamed, similar

@@ -8,8 +8,7 @@ from typing import Any
 import jax
 
 from ...tree.types import PyTree
-from ..fields.declare import hyperparameter_fields
-from ..fields.schedule import AbstractSchedule
+from ..fields.schedule import AbstractSchedule, hyperparameter_fields
 from ..protocol.parts import AbstractDeclared, Part
 from .printing import bytes_as_text, code, shortest
 

@@ -10,7 +10,7 @@ from jaxtyping import Array
 from wadler_lindig import TextDoc
 
 from ... import tree
-from ..._core.fields.declare import hyperparameter_fields
+from ..._core.fields.schedule import hyperparameter_fields
 from ..._core.protocol.parts import inner_transforms, transforms
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.slots import Slot, slots

@@ -12,8 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Inexact, Int, PyTree, Real
 
 from ... import fields, tree
-from ..._core.fields.declare import hyperparameter_fields
-from ..._core.fields.schedule import read_number
+from ..._core.fields.schedule import hyperparameter_fields, read_number
 from ..._core.protocol.bases import AbstractParameterWriter
 from ..._core.protocol.chain import Chain
 from ..._core.protocol.context import Context

@@ -1,7 +1,6 @@
 """The one place where dtypes are decided."""
 
 import contextlib
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -67,9 +66,14 @@ def sum_dtype(tree: PyTree) -> np.dtype:
 
 
 def in_precision_of(tree: PyTree, dtype: np.dtype) -> PyTree:
-    """A tree of arrays in the precision of `dtype`; real ones stay real, complex ones complex."""
+    """A tree of arrays in the precision of `dtype`; real ones stay real, complex ones complex, and
+    bools and PRNG keys as they are."""
     real = real_dtype(dtype)
-    return jax.tree.map(lambda x: cast(x, dtype if jnp.iscomplexobj(x) else real), tree)
+
+    def at_leaf(x: Any) -> Any:
+        return cast(x, dtype if jnp.iscomplexobj(x) else real) if is_number(x) else x
+
+    return jax.tree.map(at_leaf, tree)
 
 
 def cast(x: Any, dtype: np.dtype) -> Array:
@@ -78,12 +82,6 @@ def cast(x: Any, dtype: np.dtype) -> Array:
     if isinstance(x, jax.Array) and x.dtype == dtype and not x.weak_type:
         return x
     return jnp.asarray(x, dtype)
-
-
-def numbers_in(numbers: Mapping[str, Any], dtype: np.dtype) -> dict[str, Any]:
-    """The numbers by name in the precision of `dtype`, real. Anything else stays as it is."""
-    real = real_dtype(dtype)
-    return {name: cast(x, real) if is_number(x) else x for name, x in numbers.items()}
 
 
 def promoting(dtype: np.dtype) -> contextlib.AbstractContextManager[Any]:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Real
 
-from .dtypes import accumulation_dtype, canonical, cast, in_precision_of, numbers_in, promoting
+from .dtypes import accumulation_dtype, canonical, cast, in_precision_of, promoting
 from .paths import check_inexact, check_same_shapes, check_same_structure
 from .types import PyTree, under_jit
 
@@ -69,10 +69,9 @@ def map_leaves(
 
     def in_accumulation_dtype(numbers, leaves, tuples):
         dtype = accumulation_dtype(*(x.dtype for x in leaves))
-        here = SimpleNamespace(**numbers_in(numbers, dtype))
-        arrays = in_precision_of((*leaves, *tuples), dtype)
+        numbers, arrays = in_precision_of((numbers, (*leaves, *tuples)), dtype)
         with promoting(dtype):
-            return rule(here, *arrays)
+            return rule(SimpleNamespace(**numbers), *arrays)
 
     if not columns[0]:
         counts = (len(trees), len(per_param))

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array
 
 from ... import tree
-from ...tree.dtypes import accumulation_dtype, cast, in_precision_of, is_key, numbers_in, promoting
+from ...tree.dtypes import accumulation_dtype, cast, in_precision_of, is_key, promoting
 from ...tree.types import Scalar
 from ..protocol.parts import Part
 from .at_step import STEP, Fields, LeafInputs, at_step
@@ -79,8 +79,7 @@ def in_one_precision(inputs: LeafInputs) -> tuple[LeafInputs, np.dtype]:
     """The inputs in the accumulation dtype of the leaf, and this dtype."""
     arrays = [inputs.u, *inputs.others.values(), *inputs.fields.values()]
     dtype = accumulation_dtype(*(x.dtype for x in arrays if isinstance(x, jax.Array | np.ndarray)))
-    u, others, fields = in_precision_of((inputs.u, inputs.others, inputs.fields), dtype)
-    return LeafInputs(u, numbers_in(inputs.numbers, dtype), others, fields, seeds={}), dtype
+    return in_precision_of(inputs._replace(seeds={}), dtype), dtype
 
 
 @contextlib.contextmanager
@@ -264,7 +263,7 @@ def _refreshed_leaf(
     rule: Any, plan: object, common: dict[str, Any], seen: LeafInputs
 ) -> dict[str, Any]:
     """The fields that a rule refreshes, at a leaf or a matrix, where this is due."""
-    numbers = numbers_in(common, seen.u.dtype) | seen.numbers | seen.others | {"plan": plan}
+    numbers = in_precision_of(common, seen.u.dtype) | seen.numbers | seen.others | {"plan": plan}
     leaf = Fields(**seen.fields)
     with promoting(seen.u.dtype):
         at_step(rule, numbers).refresh(seen.u, leaf)

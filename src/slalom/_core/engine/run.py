@@ -205,8 +205,7 @@ class _RuleStep:
         shaped = {n: x for n, x in children.items() if mark_of.get(n) in of_leaves}
         likes = [x for n, x in shaped.items() if mark_of[n] == PARAM_LIKE and jax.tree.leaves(x)]
         if whole:
-            same = (updates, *needed.values(), *likes)
-            tree.check_same_structure(tuple(map(as_if_decoded, same)))
+            tree.check_same_structure(as_if_decoded((updates, *needed.values(), *likes)))
         columns = {
             name: inside.flatten_up_to(x)
             for name, x in shaped.items()

@@ -125,12 +125,11 @@ def warn_of_capture(opt: Any, inputs: PyTree) -> None:
 
 def warn_of_ascent(transform: AbstractTransform[Any], params: Params) -> None:
     """Warns of a rule without a learning rate, whose steps follow the gradients upwards."""
-    signs = set(transform.signs(params))
     inner = (part.module for part in transforms(transform) if not inner_transforms(part.module))
     deliberate = any(
         link.update_sign != 1 or type(link).signs is not AbstractTraits.signs for link in inner
     )
-    if signs == {1} and not deliberate:
+    if not deliberate and set(transform.signs(params)) == {1}:
         names = [part.name for part in transforms(transform) if part.name]
         warn(
             f"A step of this optimizer ascends the loss: nothing in '{names[-1]}' flips the sign "

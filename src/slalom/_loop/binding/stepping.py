@@ -57,7 +57,7 @@ def advance(
     - `opt`: the optimizer.
     - `model`: the model, split into leaves.
     - `grads`: the gradients of the whole model, with a leading axis of examples if the first link
-        needs per-example gradients.
+        needs per-example gradients. A training step passes them as a tree like the parameters.
     - `keywords`: the keywords of the step, for the context.
     - `write`: `ADD` for a `step`, `RETURN` for an `update`.
     - `gathered`: where `grads` are sums that the first link has gathered, as in `Context`.
@@ -73,7 +73,8 @@ def advance(
     check_one_run(count, f"opt.{'step' if write is ADD else 'update'}(model, grads)")
     check_bound(params, opt.binding.params)
     per_example = gathered is None and first_link(transform).per_example
-    grads = model.align(grads, examples=per_example)
+    if not in_training_step:
+        grads = model.align(grads, examples=per_example)
     sharding = opt.binding.sharding
     places = () if sharding is None else sharding.of_updates()
     if sharding is not None and sharding.axis is None:

@@ -28,7 +28,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ...tree.packed import pack, unpack
-from ...tree.paths import dotted
+from ...tree.paths import dotted, example
 from ...tree.tracing import equations
 from ...tree.types import Tracer, is_deleted, under_jit
 from ..binding.binding import named_leaves
@@ -157,7 +157,8 @@ class Program(Generic[Arguments, Other]):
         if all(map(under_jit, traced)):
             # Not cached: a function among the arguments may hold tracers of this trace.
             statics = {i: leaves[i] for i, kind in enumerate(kinds) if kind == _STATIC}
-            signature = self._new(arguments, structure, statics)
+            carried = self.carried(arguments, example(structure))
+            signature = Signature(structure, statics, carried, ())
             # Tracers do not show where the arrays are.
             separate = signature.separate(leaves)
             return signature, signature.run(self.body, *separate, signature.homes)
@@ -181,24 +182,17 @@ class Program(Generic[Arguments, Other]):
             if len(signatures) >= MOST_SIGNATURES:
                 signatures.clear()
             these = weakref.ref(signatures)
-            # A lambda is not type-checked at runtime. It may run while Python ends.
-            signature = signatures[key] = self._new(
-                arguments, structure, statics, lambda dead: (these() or {}).pop(key, None)
+            at = example(structure)
+            signature = signatures[key] = Signature(
+                structure,
+                statics,
+                self.carried(arguments, at),
+                tuple(self.donated(arguments, at)),
+                # A lambda is not type-checked at runtime. It may run while Python ends.
+                lambda dead: (these() or {}).pop(key, None),
             )
             self._compile(signature)
         return signature
-
-    def _new(
-        self,
-        arguments: Arguments,
-        structure: Any,
-        statics: dict[int, Any],
-        forget: Callable[[Any], object] = lambda dead: None,
-    ) -> Signature:
-        """The signature of these arguments."""
-        at = structure.unflatten(range(structure.num_leaves))
-        donated = tuple(self.donated(arguments, at))
-        return Signature(structure, statics, self.carried(arguments, at), donated, forget)
 
     def _compile(self, signature: Signature) -> None:
         """Gives a signature its functions, which are compiled when they are called."""

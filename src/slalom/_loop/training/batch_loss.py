@@ -219,7 +219,7 @@ class BatchLoss(NamedTuple):
         if jax.tree.structure(new) != jax.tree.structure(grads):
             differ = first_difference(new, grads, ("the result", "the gradients"))
             raise ValueError(f"`transform_grads` must return a tree like the gradients: {differ}.")
-        return new
+        return self.model.align(new)
 
 
 def _mean_loss(stacked: LossResult) -> LossResult:

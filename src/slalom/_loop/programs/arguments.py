@@ -114,31 +114,27 @@ Body: TypeAlias = Callable[[Arguments], tuple[list[Any], Other]]
 """Maps the arguments to the new values of the carried leaves, in order, and to any other tree."""
 
 
-def carried(inputs: Any, at: Any) -> Carried:
-    """The leaves that a step changes: the trainable parameters, the state and the count.
+def carried(inputs: Any, at: Any, *, params: bool = True, state: bool = True) -> Carried:
+    """The leaves that a step changes.
 
-    `inputs` is any named tuple with an `opt` and a `model`, and `at` the same with the position of
-    each leaf in its place.
+    **Arguments:**
+
+    - `inputs`: any named tuple with an `opt` and a `model`.
+    - `at`: the same with the position of each leaf in its place.
+    - `params`: whether to include the trainable parameters.
+    - `state`: whether to include the state and the count.
     """
-    return trainable(inputs, at) | state(inputs, at)
-
-
-def trainable(inputs: Any, at: Any) -> Carried:
-    """The trainable parameters alone."""
     binding = inputs.opt.binding
-    model = split(inputs.model, binding.trainable)
-    positions = itertools.compress(model.structure.flatten_up_to(at.model), model.trainable)
+    positions: list[int] = []
+    if params:
+        model = split(inputs.model, binding.trainable)
+        positions += itertools.compress(model.structure.flatten_up_to(at.model), model.trainable)
+    if state:
+        positions += jax.tree.leaves(at.opt.arrays[1:])
     if binding.sharding is None:
         return dict.fromkeys(positions)
-    return dict(zip(positions, binding.sharding.params, strict=True))
-
-
-def state(inputs: Any, at: Any) -> Carried:
-    """The state and the count alone."""
-    positions, sharding = jax.tree.leaves(at.opt.arrays[1:]), inputs.opt.binding.sharding
-    if sharding is None:
-        return dict.fromkeys(positions)
-    return dict(zip(positions, sharding.state, strict=True))
+    homes = (*binding.sharding.params * params, *binding.sharding.state * state)
+    return dict(zip(positions, homes, strict=True))
 
 
 class Signature:
@@ -211,7 +207,7 @@ class Signature:
         """
         arrays = dict(zip((*self.donated, *self.kept), (*donated, *kept), strict=True))
         old = {i: arrays[i] for i in self.carried}
-        inputs = self.statics | arrays | {i: to_device(x) for i, x in old.items()}
+        inputs = self.statics | arrays | to_device(old)
         values, other = body(self.structure.unflatten(inputs[i] for i in range(len(inputs))))
         new = {}
         places = homes or [None] * len(old)

@@ -26,7 +26,7 @@ from ...tree.types import PyTree, Updates
 from ..binding.loop_warnings import warn_of_unread_scale
 from ..binding.model import split
 from ..binding.stepping import advance, check_readable
-from .arguments import carried, state, trainable
+from .arguments import carried
 from .program import Family, Program
 
 MOST_KEPT = 8
@@ -158,6 +158,6 @@ def _evaluate(inputs: StepInputs) -> tuple[list[Array], None]:
     return jax.tree.leaves(params_to_evaluate(here, **inputs.keywords)), None
 
 
-compiled_evaluation = Program(_evaluate, trainable, family=family_of)
+compiled_evaluation = Program(_evaluate, functools.partial(carried, state=False), family=family_of)
 compiled_step = Program(_step, carried, watched="opt.step", family=family_of)
-compiled_update = Program(_update, state, family=family_of)
+compiled_update = Program(_update, functools.partial(carried, params=False), family=family_of)

@@ -14,7 +14,7 @@ from ...tree.types import PyTree, Tracer, is_deleted
 from ..binding.model import Model
 from ..binding.optimizer import Optimizer
 from ..binding.stepping import FUNCTIONS, as_keywords, check_guards, check_one_run
-from ..programs.arguments import as_tree, carried, state
+from ..programs.arguments import as_tree, carried
 from ..programs.interrupts import HeldSignals
 from ..programs.program import Program
 from .gradient import TrainingInputs, train_step
@@ -277,7 +277,8 @@ def _no_optimizer(model: Any, opt: Any) -> str:
 @functools.cache
 def _program(body: Any, options: Options) -> Program[TrainingInputs, Any]:
     """The program of all steps or scans with these options."""
-    donated = {"all": carried, "opt": state, False: lambda inputs, at: {}}
+    of_state = functools.partial(carried, params=False)
+    donated = {"all": carried, "opt": of_state, False: lambda inputs, at: {}}
     return Program(
         functools.update_wrapper(functools.partial(body, options), body),
         carried,

@@ -1,8 +1,8 @@
 """Runs rules: groups of matrices, storage, precision and order.
 
 `run.py` takes the phases of `sl.AbstractRule` to every leaf. `encoded.py` decodes and encodes them.
-`matrices.py` reads leaves as matrices. `phases.py` runs the phases of one leaf, and refreshes what
-is computed in some steps only.
+`matrices.py` reads leaves as matrices. `phases.py` runs the phases of one leaf, and `refresh.py`
+refreshes what is computed in some steps only.
 
 Where a rule is written for XLA rather than for the reader, it is for one of these reasons:
 

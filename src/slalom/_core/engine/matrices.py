@@ -11,15 +11,12 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import PyTree
 
-from ...tree.dtypes import is_key
 from ...tree.paths import leaf_paths
 from ...tree.types import Params
 from ...where.layout import Layout, Matrix, layouts
-from ..state.marks import params_like_fields
 from ..text.printing import public_name
-from .at_step import LeafInputs
 
 _SMALL = 2**16
 _SMALL_ON_ACCELERATORS = 2**20
@@ -91,6 +88,22 @@ def limited_groups(
             group = []
         group.append(i)
     yield group
+
+
+def of_matrices(function: Callable[..., Any], stack: PyTree) -> PyTree:
+    """`function(matrix)` for each matrix of a stack: small ones at once, large ones in turn.
+
+    **Arguments:**
+
+    - `function`: a function of a tree of matrices.
+    - `stack`: the tree with a leading axis of matrices.
+    """
+    arrays = jax.tree.leaves(stack)
+    if len(arrays[0]) == 1:
+        result = function(jax.tree.map(lambda x: x[0], stack))
+        return jax.tree.map(lambda x: x[None], result)
+    small = is_small(max(math.prod(x.shape[1:]) for x in arrays))
+    return jax.vmap(function)(stack) if small else jax.lax.map(function, stack)
 
 
 # --- which matrices ---------------------------------------------------------------------------
@@ -188,63 +201,3 @@ def on_automatic_axes(function: Callable[..., Any], like: PyTree, *args: PyTree)
         return function(*eqx.combine(arrays, static))
 
     return jax.sharding.auto_axes(run, out_sharding=shardings)(arrays)
-
-
-# --- a leaf as a stack of its matrices ---------------------------------------------------------
-
-
-def stacked(inputs: LeafInputs, matrix: Matrix, state: PyTree) -> LeafInputs:
-    """The inputs of a rule at each matrix of a leaf, along a leading axis.
-
-    Fields of the state that are not shaped like the parameters have this axis already.
-    """
-    like_params = params_like_fields(state)
-
-    def number(x: Array) -> Array:
-        if is_key(x):
-            return jax.vmap(jax.random.fold_in, (None, 0))(x, jnp.arange(matrix.batch))
-        return jnp.full(matrix.batch, x)
-
-    return LeafInputs(
-        u=matrix.read(inputs.u),
-        numbers={name: number(x) for name, x in inputs.numbers.items()},
-        others={name: matrix.read(x) for name, x in inputs.others.items()},
-        fields={
-            name: matrix.read(x) if name in like_params and x is not None else x
-            for name, x in inputs.fields.items()
-        },
-        seeds={},
-    )
-
-
-def unstacked(fields: dict[str, Any], matrix: Matrix, state: PyTree) -> dict[str, Any]:
-    """New fields at each matrix as fields of the leaf."""
-    like_params = params_like_fields(state)
-    return {name: matrix.write(x) if name in like_params else x for name, x in fields.items()}
-
-
-def at_each_matrix(
-    function: Callable[[LeafInputs], Any], inputs: LeafInputs, matrix: Matrix, state: PyTree
-) -> Any:
-    """The results of a function of the inputs at each matrix of a leaf."""
-    # Only keys differ between matrices. A conditional on a number must not become a selection.
-    keys = {name: x for name, x in inputs.numbers.items() if is_key(x)}
-    stack = stacked(inputs._replace(numbers=keys), matrix, state)
-    # Also for one matrix: without its axis, XLA keeps copies of the gradients.
-    return jax.vmap(lambda at: function(at._replace(numbers=inputs.numbers | at.numbers)))(stack)
-
-
-def of_matrices(function: Callable[..., Any], stack: PyTree) -> PyTree:
-    """`function(matrix)` for each matrix of a stack: small ones at once, large ones in turn.
-
-    **Arguments:**
-
-    - `function`: a function of a tree of matrices.
-    - `stack`: the tree with a leading axis of matrices.
-    """
-    arrays = jax.tree.leaves(stack)
-    if len(arrays[0]) == 1:
-        result = function(jax.tree.map(lambda x: x[0], stack))
-        return jax.tree.map(lambda x: x[None], result)
-    small = is_small(max(math.prod(x.shape[1:]) for x in arrays))
-    return jax.vmap(function)(stack) if small else jax.lax.map(function, stack)

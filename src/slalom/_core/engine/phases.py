@@ -1,31 +1,78 @@
-"""The phases of a rule at a leaf, its sums over leaves, and refreshes in some steps only."""
+"""A rule at one step: its phases at a leaf or at each of its matrices, and its sums over leaves."""
 
 import contextlib
-import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, PyTree
 
 from ... import tree
 from ...tree.dtypes import accumulation_dtype, cast, in_precision_of, is_key, promoting
 from ...tree.types import Scalar
+from ...where.layout import Matrix
 from ..protocol.parts import Part
-from .at_step import STEP, Fields, LeafInputs, at_step
+from ..state.marks import params_like_fields
 from .encoded import stored_like
-from .matrices import (
-    StackGroup,
-    at_each_matrix,
-    is_small,
-    joined,
-    of_matrices,
-    stack_groups,
-    stacked,
-    unstacked,
-)
+
+_Rule = TypeVar("_Rule")
+
+STEP = "_numbers"
+"""The attribute that holds the numbers of a rule at a step."""
+
+
+def at_step(rule: _Rule, numbers: dict[str, Any]) -> _Rule:
+    """A copy of a rule with the numbers of one step, to which phases may assign others.
+
+    **Arguments:**
+
+    - `rule`: the rule, or such a copy of it.
+    - `numbers`: its hyperparameters and other numbers, by name.
+    """
+    here = object.__new__(type(rule))
+    vars(here).update(vars(rule), **numbers, **{STEP: numbers})
+    return here
+
+
+class LeafInputs(NamedTuple):
+    """The inputs of a rule at a leaf, or with a leading axis at each matrix of a leaf."""
+
+    u: Any
+    """The update that comes in."""
+    numbers: dict[str, Any]
+    """The numbers of this step."""
+    others: dict[str, Any]
+    """The parameter as `"p"` and the gradient of the loss as `"grad"`, if the rule needs them."""
+    fields: dict[str, Any]
+    """The fields of the state."""
+    seeds: dict[str, Any]
+    """The seeds of the random bits of encoded fields."""
+
+
+class Fields(SimpleNamespace):
+    """The fields of a state that a phase reads and assigns."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in vars(self):
+            raise AttributeError(_no_field(name, vars(self)))
+        vars(self)[name] = value
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(_no_field(name, vars(self)))
+
+
+def _no_field(name: str, fields: Iterable[str]) -> str:
+    names = ", ".join(f"'{n}'" for n in fields) or "none"
+    return (
+        f"The state has no field '{name}' in this phase; its fields are: {names}. A rule passes "
+        f"other arrays to its later phases in attributes of its own: `self.{name} = ...`."
+    )
+
+
+# --- sums over leaves ----------------------------------------------------------------------
 
 LeafSums: TypeAlias = dict[str, Any]
 """The result of `measure` or `reduce` at a leaf: sums, and sums of squares, by name."""
@@ -73,6 +120,9 @@ class Sums:
             return [leaf[name] for name in names for leaf in sums]
 
         return again
+
+
+# --- the phases ----------------------------------------------------------------------------
 
 
 def in_one_precision(inputs: LeafInputs) -> tuple[LeafInputs, np.dtype]:
@@ -128,12 +178,6 @@ def phases(
     update, new_fields = at_each_matrix(at_one, inputs, plan, part.state)
     update = None if update is None else plan.write(update)
     return update, unstacked(new_fields, plan, part.state)
-
-
-def seen_by_refresh(part: Part, plan: Any, inputs: LeafInputs) -> LeafInputs:
-    """The inputs of `refresh` at a leaf. Those of a rule over matrices have a leading axis."""
-    seen, _ = in_one_precision(inputs)
-    return stacked(seen, plan, part.state) if part.module.over == "matrix" else seen
 
 
 def measured(
@@ -199,106 +243,45 @@ def _written_after(others: list[Array], x: Array) -> Array:
     return jnp.where(condition, 0, x)
 
 
-# --- the refresh ------------------------------------------------------------------------------
-
-See: TypeAlias = Callable[[int, dict[str, Any]], LeafInputs]
-"""Gathers the inputs of `refresh` for the leaf at this position, whose state has these fields."""
+# --- a leaf as a stack of its matrices ---------------------------------------------------------
 
 
-def refreshed(
-    part: Part,
-    numbers: dict[str, Any],
-    see: See,
-    of_leaves: Sequence[dict[str, Any]],
-    plans: Sequence[Any],
-) -> list[dict[str, Any]]:
-    """The fields that a rule refreshes, at each leaf, computed in one conditional for all leaves.
+def stacked(inputs: LeafInputs, matrix: Matrix, state: PyTree) -> LeafInputs:
+    """The inputs of a rule at each matrix of a leaf, along a leading axis.
 
-    **Arguments:**
-
-    - `part`: the rule, and its state.
-    - `numbers`: the numbers of this step. `due` says whether to refresh: a bool, or one for each
-        leaf.
-    - `see`: gathers the inputs of `refresh` at a leaf. It is called inside the conditional, so
-        that steps without a refresh do not pay for it.
-    - `of_leaves`: the fields of the state at each leaf.
-    - `plans`: the plan of the rule for each leaf.
+    Fields of the state that are not shaped like the parameters have this axis already.
     """
-    rule = part.module
-    _check_refresh(rule, of_leaves[0], numbers)
-    common = {name: x for name, x in numbers.items() if not differs_between_leaves(x)}
-    over_matrices = rule.over == "matrix"
+    like_params = params_like_fields(state)
 
-    def fresh(kept: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        # The old values pass through the conditional, so XLA writes the new ones in their place.
-        current = [fields | old for fields, old in zip(of_leaves, kept, strict=True)]
-        shapes = [jax.eval_shape(functools.partial(see, i), x) for i, x in enumerate(current)]
-        alone = (StackGroup([i], [1], 0) for i in range(len(current)))
-        results: list[Any] = [None] * len(current)
-        done: Any = ()
-        # All small matrices of equal shape at once, and large ones in turn.
-        for group in stack_groups(shapes) if over_matrices else alone:
-            stack = joined([see(i, current[i]) for i in group.members])
-            # The fields are left out, since they would be copied.
-            later = (common, stack.u, stack.numbers, stack.others)
-            now, u, own, others = tree.after(later, done)
-            stack = stack._replace(u=u, numbers=own, others=others)
-            at_leaf = functools.partial(_refreshed_leaf, rule, plans[group.members[0]], now)
-            new = of_matrices(at_leaf, stack) if over_matrices else at_leaf(stack)
-            for i, number, fields in group.divided(new):
-                if over_matrices:
-                    fields = unstacked(fields, plans[i], part.state)
-                done = tree.cast_like(fields, kept[i])
-                # A loop over matrices has memory of its own for the new ones.
-                if number == 1 or is_small(group.size):
-                    done = _in_place_of(kept[i], done)
-                results[i] = done  # before the next leaf is read
-        return results
+    def number(x: Array) -> Array:
+        if is_key(x):
+            return jax.vmap(jax.random.fold_in, (None, 0))(x, jnp.arange(matrix.batch))
+        return jnp.full(matrix.batch, x)
 
-    old = [{name: fields[name] for name in rule.refreshes} for fields in of_leaves]
-    return jax.lax.cond(jnp.any(numbers["due"]), fresh, lambda kept: kept, old)
+    return LeafInputs(
+        u=matrix.read(inputs.u),
+        numbers={name: number(x) for name, x in inputs.numbers.items()},
+        others={name: matrix.read(x) for name, x in inputs.others.items()},
+        fields={
+            name: matrix.read(x) if name in like_params and x is not None else x
+            for name, x in inputs.fields.items()
+        },
+        seeds={},
+    )
 
 
-def _refreshed_leaf(
-    rule: Any, plan: object, common: dict[str, Any], seen: LeafInputs
-) -> dict[str, Any]:
-    """The fields that a rule refreshes, at a leaf or a matrix, where this is due."""
-    numbers = in_precision_of(common, seen.u.dtype) | seen.numbers | seen.others | {"plan": plan}
-    leaf = Fields(**seen.fields)
-    with promoting(seen.u.dtype):
-        at_step(rule, numbers).refresh(seen.u, leaf)
-    new = {name: getattr(leaf, name) for name in rule.refreshes}
-    if "due" not in seen.numbers:
-        return new
-    kept = {name: seen.fields[name] for name in new}
-    return jax.tree.map(lambda x, y: jnp.where(seen.numbers["due"], x, y), new, kept)
+def unstacked(fields: dict[str, Any], matrix: Matrix, state: PyTree) -> dict[str, Any]:
+    """New fields at each matrix as fields of the leaf."""
+    like_params = params_like_fields(state)
+    return {name: matrix.write(x) if name in like_params else x for name, x in fields.items()}
 
 
-def _in_place_of(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """The new arrays, written over the old ones after all of the new ones were computed.
-
-    XLA would otherwise write them to new memory, and let the idle branch copy the old ones there.
-    """
-    signals = [tree.false_after(x) for x in jax.tree.leaves(new) if x.size]
-    condition = functools.reduce(jnp.logical_and, signals, True)
-    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), old, new)
-
-
-def differs_between_leaves(number: Array | None) -> bool:
-    """Whether each leaf reads its own entry of a number, or its own key."""
-    return number is not None and bool(number.ndim or is_key(number))
-
-
-def _check_refresh(rule: Any, fields: dict[str, Any], numbers: dict[str, Any]) -> None:
-    who = type(rule).__name__
-    for name in rule.refreshes:
-        if name not in fields:
-            raise TypeError(
-                f"{who}.refreshes names '{name}', which is no field of its state that belongs to "
-                "the parameters. Mark the field with `sl.fields.per_param()`."
-            )
-    if "due" not in numbers:
-        raise TypeError(
-            f"{who} has a `refresh`, and its `begin` does not say when it is due. Set `self.due` "
-            "there to a bool array such as `state.age % 10 == 0`."
-        )
+def at_each_matrix(
+    function: Callable[[LeafInputs], Any], inputs: LeafInputs, matrix: Matrix, state: PyTree
+) -> Any:
+    """The results of a function of the inputs at each matrix of a leaf."""
+    # Only keys differ between matrices. A conditional on a number must not become a selection.
+    keys = {name: x for name, x in inputs.numbers.items() if is_key(x)}
+    stack = stacked(inputs._replace(numbers=keys), matrix, state)
+    # Also for one matrix: without its axis, XLA keeps copies of the gradients.
+    return jax.vmap(lambda at: function(at._replace(numbers=inputs.numbers | at.numbers)))(stack)

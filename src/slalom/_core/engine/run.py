@@ -25,7 +25,6 @@ from ...tree.types import Step, under_jit
 from ..protocol.parts import Part
 from ..protocol.writer import ADD, Writer
 from ..state.marks import PARAM_LIKE, PER_PARAM, SPREAD, children_by_name, marks, with_fields
-from .at_step import Fields, LeafInputs, at_step
 from .encoded import (
     as_if_decoded,
     blockwise,
@@ -38,16 +37,8 @@ from .encoded import (
     stored_like,
 )
 from .matrices import matrices
-from .phases import (
-    Again,
-    LeafSums,
-    differs_between_leaves,
-    finish,
-    measured,
-    phases,
-    refreshed,
-    seen_by_refresh,
-)
+from .phases import Again, Fields, LeafInputs, LeafSums, at_step, finish, measured, phases
+from .refresh import differs_between_leaves, refreshed, seen_by_refresh
 
 
 class RuleAt(NamedTuple):

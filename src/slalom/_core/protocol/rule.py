@@ -12,9 +12,8 @@ from jaxtyping import Array, PyTree
 from ... import tree
 from ...tree.types import Params
 from ...where.layout import Matrix
-from ..engine.at_step import STEP
 from ..engine.matrices import matrices, on_automatic_axes
-from ..engine.phases import Sums
+from ..engine.phases import STEP, Sums
 from ..engine.run import RuleAt, run_rule
 from .bases import AbstractRunTransform
 from .parts import Part

@@ -18,7 +18,7 @@ from .._core.fields.declare import (
 from .._core.fields.schedule import AbstractSchedule
 from .._core.text.printing import AbstractPrinted, Entries
 from ..tree.dtypes import as_canonical, canonical_float
-from ..tree.means import log_of_decay
+from ..tree.moments import log_of_decay
 from ..tree.types import Hyperparameter, Scalar, Step
 from ._common import as_step, cosine, fractions, interpolate, interpolate_points, power
 

@@ -42,15 +42,22 @@ from .leaves import (
     once_known as once_known,
     scale as scale,
 )
-from .means import (
-    all_finite as all_finite,
+from .moments import (
+    abs_squared as abs_squared,
     bias_correction as bias_correction,
+    bounded as bounded,
+    bounded_entries as bounded_entries,
+    bounded_square as bounded_square,
+    divided as divided,
     increment as increment,
-    inner as inner,
-    matmul as matmul,
+    inverse_root as inverse_root,
     moved as moved,
     newest_weight as newest_weight,
-    sum_of as sum_of,
+    positive as positive,
+    quotient as quotient,
+    root as root,
+    running_maximum as running_maximum,
+    sign as sign,
 )
 from .norms import (
     NormOf as NormOf,
@@ -73,18 +80,11 @@ from .paths import (
     check_same_structure as check_same_structure,
 )
 from .sharding import canonical_spec as canonical_spec
-from .squares import (
-    abs_squared as abs_squared,
-    bounded as bounded,
-    bounded_entries as bounded_entries,
-    bounded_square as bounded_square,
-    divided as divided,
-    inverse_root as inverse_root,
-    positive as positive,
-    quotient as quotient,
-    root as root,
-    running_maximum as running_maximum,
-    sign as sign,
+from .sums import (
+    all_finite as all_finite,
+    inner as inner,
+    matmul as matmul,
+    sum_of as sum_of,
 )
 from .tracing import while_loop as while_loop
 

@@ -12,8 +12,8 @@ from jaxtyping import Array, Bool, Inexact, Real
 
 from .dtypes import accumulation_dtype, cast, sum_dtype, widened
 from .leaves import map_leaves
-from .means import inner, sum_of
-from .squares import abs_squared, divided, root
+from .moments import abs_squared, divided, root
+from .sums import inner, sum_of
 from .types import PyTree, Scalar
 
 

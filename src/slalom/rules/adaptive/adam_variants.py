@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Int, Real
 
 from ... import fields, tree
-from ...tree.means import log_of_decay
+from ...tree.moments import log_of_decay
 from ...tree.types import Hyperparameter, Params, Scalar
 from .._base import AbstractTransform, Context, advise_keywords
 from ..momentum.momentum import first_moment

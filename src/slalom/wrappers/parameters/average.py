@@ -16,7 +16,7 @@ from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import Writer
 from ...schedules.averages import power_average
 from ...tree.dtypes import canonical_float
-from ...tree.means import moved
+from ...tree.moments import moved
 from ...tree.types import Gradients, Params
 from .project import refuse_projected
 

@@ -81,8 +81,8 @@ def inner(a: PyTree, b: PyTree) -> Scalar:
     return total
 
 
-def matmul(x: Inexact[Array, "... n m"], y: Inexact[Array, "... m k"]) -> Inexact[Array, "... n k"]:
-    """x·y in full precision, on which estimates of rounding errors rely.
+def matmul(x: Inexact[Array, "..."], y: Inexact[Array, "..."]) -> Inexact[Array, "..."]:
+    """x·y of matrices or vectors in full precision, on which estimates of rounding errors rely.
 
     By default, a GPU rounds the entries of float32 matrices to 11 bits, though not of vectors.
     """

@@ -140,6 +140,12 @@ def bind(*transforms, params):
         jax.eval_shape(lambda tx=tx: sl.Optimizer(tx, params))
 
 
+def test_a_loss_that_does_not_use_the_model():
+    for loss_fn in (lambda m, x: x, lambda m, x: jnp.where(m["w"][0] > 0, x, 2 * x)):
+        with pytest.warns(UserWarning, match="does not depend on the parameters.* Use the model"):
+            sl.train_step(loss_fn)(model(), sl.Optimizer(sl.sgd(0.1), model()), jnp.ones(()))
+
+
 def test_clips_after_the_learning_rate_and_calls_of_transforms():
     clips = (sl.Clip, sl.ClipByGlobalNorm, sl.ClipByBlockRms, sl.AdaptiveGradClip, sl.UnitwiseClip)
     for clip in (rule(1.0) for rule in clips):

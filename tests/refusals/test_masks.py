@@ -150,9 +150,7 @@ def test_what_is_no_mask():
     with refused(
         TypeError, "failed on the parameter tree: '>' not supported", f"{ONLY_SHAPES} … {ONE_CALL}"
     ):
-        bound(
-            sl.adam(0.1).only(lambda params: jax.tree.map(lambda x: bool(jnp.all(x > 0)), params))
-        )
+        bound(sl.adam(0.1).only(lambda p: jax.tree.map(lambda x: bool(jnp.all(x > 0)), p)))
     with refused(
         TypeError,
         "failed on the parameter tree: 'ShapeDtypeStruct' object has no attribute 'sum'",

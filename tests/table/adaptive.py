@@ -84,9 +84,7 @@ RECIPES: dict[str, Any] = {
 
 WRAPPERS: dict[str, Any] = {
     "Combine": sl.adam(halving).combine(sl.combine.UPGrad(), TERMS),
-    "Combine, around every_k": (
-        sl.sgd(0.1).every_k(2).combine(sl.combine.PCGrad(), TERMS, every=3)
-    ),
+    "Combine, around every_k": sl.sgd(0.1).every_k(2).combine(sl.combine.PCGrad(), TERMS, every=3),
     "Combine, in every_k": (
         sl.adam(0.1).combine(sl.combine.ReLoBRaLo(), TERMS).every_k(2).average().record()
     ),

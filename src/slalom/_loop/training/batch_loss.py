@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array
 
 from ... import tree
-from ..._core.text.messages import series
+from ..._core.text.messages import series, warn
 from ..._core.text.printing import code
 from ...tree import accumulation_dtype, cast
 from ...tree.dtypes import canonical_float
@@ -69,6 +69,12 @@ class BatchLoss(NamedTuple):
 
         def scaled_loss(trained: list[Array]) -> tuple[Scalar, PyTree]:
             result = self.evaluate(self.model.join(trained), arguments)
+            # Where nothing depends on them, no value is traced for their derivative.
+            if type(result.loss) is not type(trained[0]):
+                warn(
+                    "The loss does not depend on the parameters, so their gradients are zero. Use "
+                    "the model that the loss gets as its first argument."
+                )
             loss, dtype = result.loss, accumulation_dtype(result.loss.dtype)
             if self.scale is not None:
                 loss = cast(loss, dtype) * cast(self.scale, dtype)

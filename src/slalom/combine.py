@@ -220,7 +220,7 @@ class UPGrad(AbstractCombination):
         gram = gram + now.regularization * jnp.eye(number, dtype=gram.dtype)
         least = jnp.eye(number, dtype=gram.dtype) / number
         # v = u + z with z ≥ 0.
-        rest = jax.vmap(lambda u: _nonnegative_minimum(gram, tree.matmul(gram, u)))(least)
+        rest = jax.vmap(lambda c: _nonnegative_minimum(gram, c))(tree.matmul(least, gram))
         return jnp.sum(least + rest, axis=0), state
 
 

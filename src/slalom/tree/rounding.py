@@ -1,7 +1,8 @@
 """Rounding float32 numbers to a half-precision dtype, and the bits that rounding takes away.
 
 XLA may simplify a cast to half precision and back to nothing, where it allows excess precision. So
-nothing here reads a number back from a half-precision array that was computed in the same program.
+nothing here reads a number back from a half-precision array that was computed in the same program,
+but for `read_back`.
 """
 
 import functools
@@ -10,7 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Float32, Int8, UInt32
+from jaxtyping import Array, Bool, Float, Float32, Inexact, Int8, UInt32
+
+from .dtypes import accumulation_dtype, cast
 
 
 def is_half(dtype: Any) -> bool:
@@ -27,6 +30,12 @@ def nearest(x: Float32[Array, "*shape"], dtype: Any) -> Float32[Array, "*shape"]
     # place of the dtype, the addition itself rounds to these.
     lift = 1.5 * 2.0 ** (23 - info.nmant) * power_of_two(x, least=float(info.tiny))
     return jnp.where(jnp.isfinite(x), (x + lift) - lift, x)
+
+
+def read_back(x: Inexact[Array, "*shape"]) -> Inexact[Array, "*shape"]:
+    """x in at least float32, rounded to its own dtype also where XLA would drop the cast to it."""
+    wide = cast(x, accumulation_dtype(x.dtype))
+    return nearest(wide, x.dtype) if is_half(x.dtype) else wide
 
 
 def power_of_two(x: Float32[Array, "*shape"], least: float) -> Float32[Array, "*shape"]:

@@ -22,7 +22,7 @@ from ..._core.text.messages import uncalled, warn
 from ..._core.text.printing import as_module, code
 from ...projections import AbstractProjection
 from ...tree.paths import dotted, first_difference, leaf_paths
-from ...tree.rounding import is_half, nearest
+from ...tree.rounding import read_back
 from ...tree.types import Gradients, Params, Tracer, Updates, is_function
 from ...where.masks import mask
 from ...where.resolve import Where, as_where_or_none
@@ -232,15 +232,10 @@ class Project(AbstractStatelessWrapper, AbstractParameterWriter[Any]):
             inf = sign * np.inf
             return jnp.full_like(x, complex(inf, inf) if jnp.iscomplexobj(x) else inf)
 
-        def rounded(x: Array) -> Array:
-            # XLA may drop a cast that the program reads back, as it does on a GPU.
-            wide = tree.cast(x, tree.accumulation_dtype(x.dtype))
-            return nearest(wide, x.dtype) if is_half(x.dtype) else wide
-
         def bound(sign: int) -> Params:
             # The projection of an infinite number is its bound, rounded as the parameter is.
             ends = jax.tree.map(lambda x: infinite(x, sign), params)
-            return jax.tree.map(rounded, self._projected(ends, context))
+            return jax.tree.map(read_back, self._projected(ends, context))
 
         lower, upper = bound(-1), bound(1)
         if context.bounds is not None:

@@ -100,7 +100,8 @@ class Program(Generic[Arguments, Other]):
             shardings = signature.shardings(leaves)
             donated, kept = self._checked(signature, arguments, leaves)
             try:
-                packed = signature.compiled(_unshared(donated, kept), kept, shardings)
+                unshared = _unshared(donated, kept) if donated else donated
+                packed = signature.compiled(unshared, kept, shardings)
             except _HasRuntimeChecks:
                 signature.compiled = signature.checked
                 packed = signature.checked(donated, kept, shardings)

@@ -69,11 +69,9 @@ def in_precision_of(tree: PyTree, dtype: np.dtype) -> PyTree:
     """A tree of arrays in the precision of `dtype`; real ones stay real, complex ones complex, and
     bools and PRNG keys as they are."""
     real = real_dtype(dtype)
-
-    def at_leaf(x: Any) -> Any:
-        return cast(x, dtype if jnp.iscomplexobj(x) else real) if is_number(x) else x
-
-    return jax.tree.map(at_leaf, tree)
+    return jax.tree.map(
+        lambda x: cast(x, dtype if jnp.iscomplexobj(x) else real) if is_number(x) else x, tree
+    )
 
 
 def cast(x: Any, dtype: np.dtype) -> Array:

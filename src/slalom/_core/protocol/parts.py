@@ -336,7 +336,8 @@ def transforms(
     params: Params | None = None,
 ) -> Iterator[Part]:
     """The parts that are transforms."""
-    return (p for p in parts(root, state, context, params) if isinstance(p.module, AbstractTraits))
+    every = walk(Part.root(root, state, context, params))
+    return (part for part in every if isinstance(part.module, AbstractTraits))
 
 
 def walk(outer: Part) -> Iterator[Part]:

@@ -13,13 +13,13 @@ from ..._core.engine.encoded import decoded
 from ..._core.protocol.chain import first_link
 from ..._core.protocol.context import Context
 from ..._core.protocol.loss import Loss
-from ..._core.protocol.parts import Part, parts, transforms
+from ..._core.protocol.parts import Part, transforms, walk
 from ..._core.protocol.residuals import Residuals
 from ..._core.protocol.transform import AbstractTransform, missing
 from ..._core.protocol.writer import ADD, Writer
 from ..._core.state.marks import params_like_fields
 from ..._core.state.slots import slots
-from ...tree.dtypes import canonical_float, is_key
+from ...tree.dtypes import canonical_float
 from ...tree.packed import cached, unpack
 from ...tree.paths import example, leaf_paths
 from ...tree.types import Params, PyTree, Tracer, is_deleted, is_function
@@ -27,7 +27,7 @@ from ...wrappers.scope.forms import joined
 from ..programs.arguments import as_tree
 from ..sharding.placement import constrained
 from .loop_warnings import warn_of_ascent, warn_of_capture
-from .model import Split, check_bound
+from .model import Split, check_bound, strong
 
 KEYWORDS = ("value", "grad", "value_fn", "key", "weight", "per_param")
 """Keywords that every step accepts. Transforms that do not use them ignore them."""
@@ -84,7 +84,7 @@ def advance(
         grads = constrained(grads, sharding.grads)
     of_step = {"step": count, "gathered": gathered, "shardings": places}
     context = _context(transform, model, grads, dict(keywords), of_step, in_training_step)
-    _check_shapes(transform, state, params)
+    _check_shapes(Part.root(transform, state, params=params))
     if write is ADD:
         warn_of_ascent(transform, params)
     root = Part.root(transform, state, context, params if sees_params else None)
@@ -268,9 +268,9 @@ def _of_params(name: str, of_model: Any, model: Split) -> Callable[..., Any]:
     return of_params
 
 
-def _check_shapes(transform: AbstractTransform, state: Any, params: Params) -> None:
+def _check_shapes(root: Part) -> None:
     """Raises an error for parameters whose shapes differ from those at binding."""
-    for part in parts(transform, state, params=params):
+    for part in walk(root):
         if any(inner.state is part.state for inner in part.children()):
             continue  # a mask has no state of its own: its inner transform sees the same one
         for name in params_like_fields(part.state):
@@ -345,7 +345,7 @@ def _check_state(transform: AbstractTransform, old: PyTree, new: PyTree) -> list
                 f"{after.dtype}{list(after.shape)}. Cast the new value, for example with "
                 "`.astype(old.dtype)`."
             )
-        leaves.append(after if is_key(after) else tree.cast(after, before.dtype))
+        leaves.append(strong(after))
     return leaves
 
 

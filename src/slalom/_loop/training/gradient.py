@@ -107,7 +107,8 @@ def train_step(options: Options, inputs: TrainingInputs) -> tuple[list[Array], P
     params, state = advance(
         opt, model, gradient.grads, entries, gathered=gradient.gathered, in_training_step=True
     )
-    returned = options.returned(result.loss, result.weight, result.aux)
+    others = (*(result.weight,) * options.has_weight, *(result.aux,) * options.has_aux)
+    returned = (result.loss, *others) if others else result.loss
     return jax.tree.leaves(params) + state, ((returned,), [])
 
 

@@ -53,12 +53,6 @@ class Options(NamedTuple):
     has_model_state: bool = False
     """Whether the first argument of the loss is the `model_state` of a scan."""
 
-    def returned(self, loss: Any, weight: Any, aux: Any) -> Any:
-        """The third result of the step: the loss, or a tuple of the results of the loss."""
-        if not self.has_aux and not self.has_weight:
-            return loss
-        return (loss, *(weight,) * self.has_weight, *(aux,) * self.has_aux)
-
     def check_loss(self, loss: Loss) -> None:
         """Raises an error for options that conflict with the requests of the transforms."""
         examples = "single examples" in loss.askers

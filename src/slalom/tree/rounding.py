@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Inexact, Int8, UInt32
 
 from .dtypes import accumulation_dtype, cast
+from .types import PyTree
 
 
 def is_half(dtype: Any) -> bool:
@@ -36,6 +37,11 @@ def read_back(x: Inexact[Array, "*shape"]) -> Inexact[Array, "*shape"]:
     """x in at least float32, rounded to its own dtype also where XLA would drop the cast to it."""
     wide = cast(x, accumulation_dtype(x.dtype))
     return nearest(wide, x.dtype) if is_half(x.dtype) else wide
+
+
+def as_stored(tree: PyTree) -> PyTree:
+    """The arrays with the digits that they have in memory, from which XLA cannot drop a cast."""
+    return jax.tree.map(lambda x: cast(read_back(x), x.dtype), tree)
 
 
 def power_of_two(x: Float32[Array, "*shape"], least: float) -> Float32[Array, "*shape"]:

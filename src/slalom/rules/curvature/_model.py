@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 from ... import tree
 from ..._core.protocol.linearization import Linearization
 from ..._core.protocol.residuals import Residuals
+from ...tree.rounding import as_stored
 from ...tree.types import Params, Scalar
 from ._box import Box
 from ._system import System
@@ -134,7 +135,7 @@ class Model(NamedTuple):
         linear, box, dtype = self.linear, self.box, self.linear.dtype
         if box is not None:
             step, direction = (box.clip(box.x + d) - self.x for d in (step, direction))
-        there = tree.add(self.params, linear.updates(step))
+        there = as_stored(tree.add(self.params, linear.updates(step)))
         value = self.residuals.value(there).astype(dtype)
         along = linear.push(direction)
         if box is None:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Inexact, Int
 from ... import fields, tree
 from ..._core.protocol.loss import Loss
 from ..._core.protocol.parts import Part
-from ...tree.rounding import read_back
+from ...tree.rounding import as_stored
 from ...tree.types import Params, PyTree, Scalar, Updates
 from .._base import AbstractTransform, Context
 
@@ -132,7 +132,7 @@ class Line(NamedTuple):
         """w + η·u, rounded as the step rounds it."""
         there = tree.add(self.params, scale_or_zero(self.updates, rate))
         there = there if self.box is None else _clipped(there, self.box.bounds)
-        return jax.tree.map(lambda x: tree.cast(read_back(x), x.dtype), there)
+        return as_stored(there)
 
     @property
     def descends(self) -> Bool[Array, ""]:

@@ -166,7 +166,7 @@ def _context(
 
     **Arguments:**
 
-    - `transform`, `model`, `grads`, `in_training_step`: as in `advance`.
+    - `transform`, `model`, `grads`, `in_training_step`: as for `advance`.
     - `keywords`: the keywords of the step.
     - `of_step`: the entries of the context that the user does not pass.
     """

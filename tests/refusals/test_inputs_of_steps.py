@@ -17,9 +17,10 @@ REBIND = "Set `jax_enable_x64` once … `opt, _ = opt.rebind(model)`"
 
 def test_inputs_of_init_and_update():
     adam = sl.adam(0.1)
-    for tx in (sl.adam(0.1), sl.sgd(0.1)):  # with and without state
+    norms = sl.tree.global_norm, lambda x: sl.tree.inner(x, x)
+    for read in (adam.init, sl.sgd(0.1).init, *norms):  # with and without state
         with refused(TypeError, "'n' is of type int", WHOLE_MODEL):
-            tx.init({"n": 3, "w": jnp.ones(2)})
+            read({"n": 3, "w": jnp.ones(2)})
     with refused(TypeError, "'activation' is of type", WHOLE_MODEL):
         sl.adam(0.1).init(mlp())
     with refused(TypeError, "'n' is an array of dtype int32", WHOLE_MODEL):

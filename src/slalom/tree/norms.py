@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Inexact, Real
 from .dtypes import accumulation_dtype, cast, sum_dtype, widened
 from .leaves import map_leaves
 from .moments import abs_squared, divided, root
+from .paths import check_inexact
 from .sums import inner, sum_of
 from .types import PyTree, Scalar
 
@@ -107,6 +108,7 @@ def global_norm(tree: PyTree) -> Scalar:
 
     **Returns:** a real scalar; 0 for a tree without leaves.
     """
+    check_inexact(tree)
     pairs = [_scaled_square(widened(x)) for x in jax.tree.leaves(tree)]
     terms, factor = _in_one_scale(pairs)
     return root(sum_of(terms)) / factor

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Inexact
 
 from .dtypes import accumulation_dtype, cast, in_precision_of, sum_dtype
+from .paths import check_inexact
 from .types import PyTree, Scalar
 
 _MANY = 512
@@ -68,6 +69,8 @@ def inner(a: PyTree, b: PyTree) -> Scalar:
 
     **Returns:** a real scalar; 0 for trees without leaves.
     """
+    check_inexact(a)
+    check_inexact(b)
     pairs = list(zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
     dtype = sum_dtype(pairs)
     total = jnp.zeros((), dtype)

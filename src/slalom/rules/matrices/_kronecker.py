@@ -4,7 +4,7 @@ They see a parameter as a batch of matrices, (batch, rows, columns), and keep on
 rows and one for the columns of each matrix, in at least float32. A side that is too long has none.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -25,6 +25,7 @@ from ._orthonormal import (
     adjoint_times,
     eigh,
     orthonormal,
+    plain_product,
     product,
     products_of,
     times_adjoint,
@@ -122,12 +123,15 @@ class AbstractTwoSided(AbstractRefreshed[State], _AbstractTwoSidedFields):
         return x if right is None else product(x, right)
 
     def _out_of_basis(
-        self, x: Inexact[Array, "n m"], basis: Sequence[Array]
+        self,
+        x: Inexact[Array, "n m"],
+        basis: Sequence[Array],
+        multiply: Callable[..., Array] = plain_product,
     ) -> Inexact[Array, "n m"]:
-        """Q_L·x·Q_Rᴴ."""
+        """Q_L·x·Q_Rᴴ, in full precision if `multiply` is `product`."""
         left, right = self._by_side(x.shape, basis)
-        x = x if left is None else left @ x
-        return x if right is None else times_adjoint(x, right)
+        x = x if left is None else multiply(left, x)
+        return x if right is None else multiply(x, right, times_adjoint)
 
     def _above_rounding(self, x: Inexact[Array, "n m"]) -> Bool[Array, "n m"]:
         """Marks entries in the basis above the rounding error of the largest one.

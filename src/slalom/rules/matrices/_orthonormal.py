@@ -89,6 +89,15 @@ def product(
     return _precise(in_parts, of, x, y)
 
 
+def plain_product(
+    x: Inexact[Array, "... _ _"],
+    y: Inexact[Array, "... _ _"],
+    of: Callable[[Array, Array], Array] = jnp.matmul,
+) -> Inexact[Array, "... _ _"]:
+    """As `product`, but in the precision of `jax.default_matmul_precision`."""
+    return of(x, y)
+
+
 def _precise(in_parts: Callable[..., Array], whole: Callable[..., Array], *arrays: Array) -> Array:
     """A product in full precision: in parts where this is several times as fast."""
 

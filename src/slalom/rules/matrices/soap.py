@@ -23,6 +23,7 @@ from ._kronecker import (
     frequency_field,
     refreshed_eigenvectors,
 )
+from ._orthonormal import product
 from ._routing import chosen, descent, with_adam_elsewhere
 
 
@@ -136,9 +137,8 @@ class AbstractInEigenbasis(AbstractTwoSided[EigenState]):
             sides.append(side)
         new = tuple(q for q, _ in sides)
         mu = tree.after(mu, sides[-1:])
-        with jax.default_matmul_precision("highest"):
-            # Less work than with the products of old and new eigenvectors.
-            mu = self._into_basis(self._out_of_basis(mu, basis), new)
+        # Less work than with the products of old and new eigenvectors.
+        mu = self._into_basis(self._out_of_basis(mu, basis, product), new)
         return new, mu, [order for _, order in sides]
 
     @abc.abstractmethod
@@ -167,7 +167,9 @@ class ScaleBySoap(AbstractInEigenbasis[ScaleBySoapState]):
     Q_L and Q_R are the eigenvectors of L and R. Every f steps one step of a power iteration, Q ←
     QR(L·Q), makes them follow; M turns with them, and V is permuted as their eigenvalues are
     sorted. All of this happens in one branch, so the steps in between do not pay for it. The first
-    step of a parameter computes L, R and their eigenvectors, and does not update it.
+    step of a parameter computes L, R and their eigenvectors, and does not update it. G', L, R and
+    the eigenvectors have full precision on any device. The product for U follows
+    `jax.default_matmul_precision`.
 
     Follows the authors' code where the paper leaves a choice: the first step only initializes, and
     a step uses the basis of the previous step. It differs from both in where ε is added: as in

@@ -19,6 +19,7 @@ from ...rules._layout import matrices_as_text, scale_of, warn_guessed
 from ...rules.matrices._orthonormal import (
     adjoint,
     first_shift,
+    product,
     products_of,
     shifted_factor,
     times_adjoint,
@@ -189,11 +190,10 @@ def _round_of_cholesky(x: Inexact[Array, "n r"], shift: float) -> Inexact[Array,
     """The matrix times an upper triangular one, with columns that are closer to orthonormal."""
     factor = shifted_factor(products_of(x), shift)
     identity = jnp.eye(x.shape[1], dtype=x.dtype)
-    with jax.default_matmul_precision("highest"):
-        # The inverse and not a solution for x, whose rows may be on several devices. The shift
-        # bounds it.
-        inverse = jax.lax.linalg.triangular_solve(factor, identity, left_side=True, lower=True)
-        return x @ adjoint(inverse)
+    # The inverse and not a solution for x, whose rows may be on several devices. The shift bounds
+    # it.
+    inverse = jax.lax.linalg.triangular_solve(factor, identity, left_side=True, lower=True)
+    return product(x, inverse, times_adjoint)
 
 
 @advise_keywords

@@ -51,17 +51,17 @@ ONE_OF_EACH_KIND = (
 def rows(turn, names=EVERYTHING, *, everyday=ONE_OF_EACH_KIND, ci=()):
     """Gives a property its rows, each in its tier, as the argument `row`.
 
-    Rows run every day if they are named. A fifth of the others runs in CI, beginning with that at
-    `turn`: properties that follow each other take other fifths, so each row has a fifth of the
-    properties. Rows that differ in what the property checks are named in `ci`. The rest of the
+    Rows run every day if they are named. A seventh of the others runs in CI, beginning with that
+    at `turn`: properties that follow each other take other sevenths, so each row has a seventh of
+    the properties. Rows that differ in what the property checks are named in `ci`. The rest of the
     product is exhaustive, and so are recipes, which are chains of other rows.
     """
-    fifths = {name: i % 5 for i, name in enumerate(BUT_RECIPES)}
+    sevenths = {name: i % 7 for i, name in enumerate(BUT_RECIPES)}
 
     def tier(name):
         if name in everyday:
             return []
-        return [SLOW if name in ci or fifths.get(name) == turn else EXHAUSTIVE]
+        return [SLOW if name in ci or sevenths.get(name) == turn else EXHAUSTIVE]
 
     # Workers take whole groups, so the tests of a row find its programs.
     values = [

@@ -484,17 +484,13 @@ def held_by(function):
     return function.__closure__[0].cell_contents
 
 
-def capturing(data):
-    return lambda model: jnp.sum(model["w"] * data)
-
-
 EVERYDAY = "step", "keep_best", "train_step, argument", "minimize, callback", "schedule", "only"
 
 
 @pytest.mark.parametrize("who", slow_except(CAPTURED, *EVERYDAY))
 def test_programs_keep_no_function_and_nothing_that_it_captured(who):
     data = np.ones(2)
-    CAPTURED[who](capturing(data))
+    CAPTURED[who](lambda model, data=data: jnp.sum(model["w"] * data))
     kept = weakref.ref(data)
     del data
     gc.collect()

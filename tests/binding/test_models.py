@@ -105,10 +105,11 @@ def test_shared_leaves_and_the_states_of_models_stay():
     assert not jnp.array_equal(new.weight, model.weight)
     assert eqx.tree_equal(kept, state)
 
-    shared = eqx.nn.Shared(untied(), where_head, get_embed)
+    shared = eqx.nn.Shared(untied(), where_head, lambda m: m.embed.weight)
     opt = sl.Optimizer(sl.adam(0.1), shared)
     assert opt.binding.params.num_leaves == 1
-    shared, _, _ = after_training(sl.train_step(tied_loss), opt, 3, shared, X)
+    step = sl.train_step(lambda shared, x: jnp.mean(jnp.square(jax.vmap(shared())(x) - 1)))
+    shared, _, _ = after_training(step, opt, 3, shared, X)
     model = shared()
     assert model.head.weight is model.embed.weight
     assert not eqx.tree_equal(untied().embed, model.embed)
@@ -145,22 +146,12 @@ class Tied(eqx.Module):
 
 
 def untied():
-    key1, key2 = jax.random.split(jax.random.key(0))
-    return Tied(
-        eqx.nn.Linear(2, 2, use_bias=False, key=key1), eqx.nn.Linear(2, 2, use_bias=False, key=key2)
-    )
+    keys = jax.random.split(jax.random.key(0))
+    return Tied(*(eqx.nn.Linear(2, 2, use_bias=False, key=key) for key in keys))
 
 
 def where_head(m):
     return m.head.weight
-
-
-def get_embed(m):
-    return m.embed.weight
-
-
-def tied_loss(shared, x):
-    return jnp.mean(jnp.square(jax.vmap(shared())(x) - 1))
 
 
 def test_arrays_at_two_places_and_missing_learning_rates_are_warned_of():
@@ -198,9 +189,6 @@ def test_a_buffer_at_two_places_is_donated_once(trainable, loss):
     assert step(model, opt)[2] == loss
 
 
-HEAD = sl.where.path("layers.1.**")
-
-
 def head_spec(model):
     spec = jax.tree.map(lambda _: False, model)
     return eqx.tree_at(lambda m: (m.layers[1].weight, m.layers[1].bias), spec, (True, True))
@@ -210,7 +198,7 @@ def test_frozen_leaves_are_bit_identical_and_no_gradient_of_them_is_taken():
     # E3: decay and momentum must not reach them; −0 must stay −0.
     model = eqx.tree_at(lambda m: m.layers[0].bias, mlp(), jnp.full(4, -0.0))
     tx = sl.ClipByGlobalNorm(1.0) | sl.adamw(0.01, weight_decay=0.1)
-    opt = sl.Optimizer(tx, model, trainable=HEAD)
+    opt = sl.Optimizer(tx, model, trainable=sl.where.path("layers.1.**"))
     for same in (head_spec, head_spec(model)):
         assert sl.Optimizer(tx, model, trainable=same).binding.params == opt.binding.params
     trained, frozen = eqx.partition(model, eqx.is_array)
@@ -387,9 +375,6 @@ def test_a_scale_that_nobody_reads_is_noticed(wrap):
         assert not warnings_of(lambda opt=opt: TOTAL(GRADS, opt))
 
 
-MATRIX_RECIPES = sl.muon, sl.soap, sl.contrib.dion
-
-
 @pytest.mark.slow
 def test_stores_and_groups_without_anything_to_do_are_noticed():
     def of(tx, model=GRADS):
@@ -407,7 +392,7 @@ def test_stores_and_groups_without_anything_to_do_are_noticed():
         assert reason in message
         assert "`.store` changes nothing" in message
     assert not of(sl.adam(0.1).store("int8", min_size=4))
-    for recipe in MATRIX_RECIPES:
+    for recipe in (sl.muon, sl.soap, sl.contrib.dion):
         in_a_group = recipe(0.1).partition({sl.where.path("w"): sl.sgd(0.1)})
         for tx, model in ((recipe(0.1), {"b": GRADS["b"]}), (in_a_group, GRADS)):
             (message,) = of(tx, model)

@@ -419,9 +419,7 @@ CORRECTED = {
 def test_means_of_unknown_age_start_again_where_their_bias_is_corrected(name):
     rule = CORRECTED[name]
     model, grads = {"w": jnp.ones(3)}, {"w": jnp.array([1.0, -2.0, 3.0])}
-    opt = sl.Optimizer(rule(False), model)
-    for _ in range(5):
-        model, opt = opt.step(model, grads)
+    model, opt = after_steps(rule(False), 5, model, grads)
     rebound, report = opt.rebind(model, tx=rule(True))
     assert all(path.endswith(".w") for path in report.reshaped)
     assert not report.carried

@@ -298,13 +298,6 @@ VALUES = {
     "shape (3,). Average it over the batch, for example with `jnp.mean`.": (
         lambda: step(value_fn=lambda x: x**2)
     ),
-    "The `value_fn` passed to ScaleByBacktrackingLinesearch must return a scalar, got an "
-    "array of shape (1,). Average it over the batch, for example with `jnp.mean`.": (
-        lambda: step(BACKTRACKING, value_fn=lambda x: jnp.sum(x)[None])
-    ),
-    "ScaleByZoomLinesearch.max_linesearch_steps must be at least 1, got 0.": (
-        lambda: sl.ScaleByZoomLinesearch(0)
-    ),
     "ScaleByZoomLinesearch.initial_guess_strategy must be 'keep' or 'one', got 'two'.": (
         lambda: sl.ScaleByZoomLinesearch(9, initial_guess_strategy="two")
     ),

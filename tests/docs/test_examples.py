@@ -151,11 +151,6 @@ def worker(process, port, log):
         )
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
-
-
 def wait_for(condition, seconds):
     """Whether a condition becomes true in time."""
     end = time.monotonic() + seconds
@@ -175,7 +170,9 @@ def is_running(pid):
 @pytest.mark.slow
 @pytest.mark.parametrize("survivor", [0, 1])
 def test_a_process_whose_peer_dies_ends_within_the_heartbeat_timeout(tmp_path, survivor):
-    port, logs = free_port(), [tmp_path / f"{i}.txt" for i in range(2)]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    logs = [tmp_path / f"{i}.txt" for i in range(2)]
     both = [worker(i, port, log) for i, log in enumerate(logs)]
     try:
         # They print the plan right before they compile the step.

@@ -1,5 +1,6 @@
 """The documentation site: what it must contain, and the check of what was built."""
 
+import functools
 import importlib
 import importlib.util
 import json
@@ -37,14 +38,6 @@ ENTRIES = [
 ]
 
 
-def value_of(name):
-    """What a name such as `slalom.where.path` stands for, or `None`."""
-    value = sl
-    for part in name.split(".")[1:]:
-        value = getattr(value, part, None)
-    return value
-
-
 def test_every_public_name_and_method_is_on_one_page_and_every_entry_exists():
     for name in MODULES:
         assert importlib.import_module(f"slalom.{name}") is getattr(sl, name)
@@ -57,7 +50,7 @@ def test_every_public_name_and_method_is_on_one_page_and_every_entry_exists():
 
     missing = []
     for name, options, page in ENTRIES:
-        owner = value_of(name)
+        owner = functools.reduce(lambda x, part: getattr(x, part, None), name.split(".")[1:], sl)
         known = {*dir(owner), *getattr(owner, "__dataclass_fields__", {})}
         members = re.findall(r"^ +- (\w+)$", options.partition("members:\n")[2], re.MULTILINE)
         missing += [f"{page}: {name}.{member}" for member in members if member not in known]

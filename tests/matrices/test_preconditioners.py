@@ -144,11 +144,6 @@ def test_kl_soap_gives_known_numbers(x64):
     np.testing.assert_allclose(right[0] ** -0.5, [0.599750, 1.119069, 1.803190], atol=6e-7)
 
 
-def splus_updates(grads, f, **options):
-    tx = sl.contrib.ScaleBySplus(precondition_frequency=f, layout="oi", **options)
-    return updates_of(tx, jnp.asarray(grads))
-
-
 @pytest.mark.parametrize("f", refreshed_by(3, 1))
 def test_splus_takes_signs_in_the_eigenvectors_of_earlier_steps(f, x64):
     _, grads = drawn_matrix((4, 3), 9)
@@ -159,7 +154,8 @@ def test_splus_takes_signs_in_the_eigenvectors_of_earlier_steps(f, x64):
         wanted.append(2 / 7 * basis[0] @ np.sign(basis[0].T @ mean @ basis[1]) @ basis[1].T)
         if t == 1 or t % f == 0:
             basis = tuple(np.linalg.eigh(x)[1] for x in (left, right))
-    np.testing.assert_allclose(splus_updates(grads, f), wanted, atol=1e-9)
+    tx = sl.contrib.ScaleBySplus(precondition_frequency=f, layout="oi")
+    np.testing.assert_allclose(updates_of(tx, jnp.asarray(grads)), wanted, atol=1e-9)
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (300, 8)])

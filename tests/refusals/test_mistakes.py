@@ -161,21 +161,12 @@ def test_calls_of_steps():
 def test_calls_of_functions():
     with refused(TypeError, "partition() is missing 'labels'", "`other.partition({where: tx})`"):
         sl.partition({sl.where.path("w"): sl.sgd(0.1)})
-    with refused(TypeError, "train_step() … 'optimizer'", "It takes loss_fn, has_aux"):
-        sl.train_step(total, optimizer=sl.adam(0.1))
-    with refused(TypeError, "minimize() … 'steps'", "max_steps"):
-        sl.minimize(total, sl.lbfgs(), params(), steps=10)
-    for keyword, ours in (("method", "tx"), ("maxiter", "max_steps"), ("x0", "model")):
-        with refused(TypeError, f"minimize() … '{keyword}'", f"Write {ours}."):
-            sl.minimize(total, **{keyword: None})
     with refused(TypeError, "missing 'model' and 'max_steps'", "`found = sl.minimize(loss"):
         sl.minimize(total, sl.lbfgs())
     with refused(TypeError, "second argument … of type dict", "`sl.minimize(loss_fn, tx, model, "):
         sl.minimize(total, params(), sl.lbfgs(), max_steps=10)
     with refused(TypeError, "minimize() … 'args'", "`minimize(loss_fn, tx, model, *args, ...)`"):
         sl.minimize(total, sl.lbfgs(), params(), args=(1.0,), max_steps=10)
-    with refused(TypeError, "muon() … 'muon_weight_dimension_numbers'", "Write layout"):
-        sl.muon(0.1, muon_weight_dimension_numbers=None)
     with refused(TypeError, "rebind() … got 2", "`opt, report = opt.rebind(model, tx=tx)`"):
         bound().rebind(params(), sl.sgd(0.1))
     with refused(
@@ -205,8 +196,6 @@ def test_calls_of_functions():
 
 
 def test_keywords_operators_and_links():
-    with refused(TypeError, "adam() … 'clipnorm'", "sl.ClipByGlobalNorm(1.0) | tx"):
-        sl.adam(0.1, clipnorm=1.0)
     with refused(
         TypeError,
         "sgd() … 'weight_decay'",

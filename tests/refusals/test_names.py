@@ -50,6 +50,13 @@ def test_names_and_keywords_of_other_libraries():
         (sl.adagrad, "accumulator_dtype", 'Write `tx.store("bfloat16", min_size=1)`'),
         (sl.adam(1e-3).every_k, "use_grad_mean", "Write mean"),
         (sl.ScaleByAdam, "beta1", "b1"),
+        (sl.train_step, "optimizer", "It takes loss_fn, has_aux"),
+        (sl.minimize, "steps", "max_steps"),
+        (sl.minimize, "method", "Write tx."),
+        (sl.minimize, "maxiter", "Write max_steps."),
+        (sl.minimize, "x0", "Write model."),
+        (sl.muon, "muon_weight_dimension_numbers", "Write layout"),
+        (sl.adam, "clipnorm", "sl.ClipByGlobalNorm(1.0) | tx"),
         (sl.Optimizer, "lr", "transform, model, trainable, hyperparam_dtype"),
         (sl.schedules.linear, "slope", "init_value, end_value, transition_steps, transition_begin"),
     ]
@@ -76,9 +83,3 @@ def test_attributes():
         AttributeError, "'Readings' object … 'learning_rate'", '`opt.hyperparams["learning_rate"]`'
     ):
         bound().hyperparams.learning_rate  # noqa: B018
-    with refused(
-        AttributeError,
-        "'Optimizer' object … 'fit'",
-        "`step = sl.train_step(loss_fn)` and `model, opt, loss = step(model, opt, x, y)`",
-    ):
-        bound().fit  # noqa: B018

@@ -1,6 +1,5 @@
 """Bad inputs are refused before anything is computed or given away, and good ones are not."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
@@ -9,27 +8,17 @@ import slalom as sl
 
 from .messages import bound, params, total
 
-BAD_STEPS = [
-    (ValueError, "'w' is in the model but not in the gradients", {"b": jnp.ones(2)}, {}),
-    (ValueError, "The gradient at 'b' has shape ()", params() | {"b": jnp.ones(())}, {}),
-    (ValueError, "The gradient at 'b' is None", params() | {"b": None}, {}),
-    (TypeError, "No transform uses 'temprature'", params(), {"temprature": 1.0}),
-    (ValueError, "`value` must be a scalar", params(), {"value": jnp.ones(2)}),
-]
 
-
-# Under `eval_shape` nothing can be computed.
-@pytest.mark.parametrize(
-    "traced",
-    [lambda f: lambda *args: jax.eval_shape(f, *args), eqx.filter_jit, jax.jit],
-    ids=["eval_shape", "filter_jit", "jit"],
-)
-def test_a_bad_step_is_refused_while_tracing(traced):
-    opt = bound()
-    for error, culprit, grads, known in BAD_STEPS:
-        step = traced(lambda model, grads, opt, known=known: opt.step(model, grads, **known))
-        with pytest.raises(error) as caught:
-            step(params(), grads, opt)
+def test_a_bad_step_is_refused_while_tracing():
+    for error, culprit, grads, known in [
+        (ValueError, "'w' is in the model but not in the gradients", {"b": jnp.ones(2)}, {}),
+        (ValueError, "The gradient at 'b' has shape ()", params() | {"b": jnp.ones(())}, {}),
+        (ValueError, "The gradient at 'b' is None", params() | {"b": None}, {}),
+        (TypeError, "No transform uses 'temprature'", params(), {"temprature": 1.0}),
+        (ValueError, "`value` must be a scalar", params(), {"value": jnp.ones(2)}),
+    ]:
+        with pytest.raises(error) as caught:  # under `eval_shape`, where nothing can be computed
+            jax.eval_shape(lambda *args, known=known: bound().step(*args, **known), params(), grads)
         assert culprit in str(caught.value)
 
 

@@ -56,11 +56,9 @@ def containers(below):
     )
 
 
-def has_array(model):
-    return any(x.size for x in jax.tree.leaves(model) if isinstance(x, np.ndarray))
-
-
-MODELS = containers(st.recursive(leaves() | st.none(), containers, max_leaves=4)).filter(has_array)
+MODELS = containers(st.recursive(leaves() | st.none(), containers, max_leaves=4)).filter(
+    lambda model: any(x.size for x in jax.tree.leaves(model) if isinstance(x, np.ndarray))
+)
 
 # A sign of what is nearly zero is anything: these stand first, where gradients are far from it.
 SIGNS = ("sign", "signum", "lion", "rprop", "yogi")

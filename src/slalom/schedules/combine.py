@@ -41,6 +41,12 @@ class join(AbstractSchedule):
         schedules: Sequence[Hyperparameter],
         boundaries: Sequence[Step],
     ):
+        for name, value in (("schedules", schedules), ("boundaries", boundaries)):
+            if not isinstance(value, Sequence):
+                raise TypeError(
+                    f"join.{name} must be a list, got {value!r}. Write `sl.schedules.join([first, "
+                    "second], [step])`."
+                )
         self.schedules = tuple(as_schedule(s) if is_function(s) else constant(s) for s in schedules)
         if len(self.schedules) != len(boundaries) + 1:
             raise ValueError(

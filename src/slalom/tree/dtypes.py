@@ -1,6 +1,7 @@
 """The one place where dtypes are decided."""
 
 import contextlib
+import math
 from typing import Any
 
 import jax
@@ -131,6 +132,14 @@ def canonical_float() -> Any:
 def as_canonical(value: Any) -> Scalar:
     """A strongly typed array of the canonical float."""
     return jnp.asarray(value, canonical_float())
+
+
+def nearest_float(value: Any) -> float:
+    """A number as a float: infinity for an int beyond their range."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def as_float(value: Any) -> Scalar:

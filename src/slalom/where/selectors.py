@@ -84,7 +84,7 @@ class _PerLeaf(Where):
         except (TypeError, AttributeError) as error:
             raise TypeError(
                 f"The function {function_name(self.function)} failed at '{leaf.path}': {error}. "
-                f"{ONLY_SHAPES}"
+                f"Write it as `lambda path, leaf: ...`. {ONLY_SHAPES}"
             ) from error
 
     def __repr__(self) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 import slalom as sl
 from helpers import (
+    after_steps,
     assert_close,
     assert_same_bits,
     at,
@@ -173,8 +174,7 @@ def test_raising_is_an_error_of_the_next_call_that_needs_no_transfer():
     model, opt = opt.step(MODEL, bad)
     model, opt = opt.step(model, at(GRADS, 1))
     expected = model
-    for _ in range(2):
-        model, opt = opt.step(model, bad)
+    model, opt = after_steps(opt, 2, model, bad)
     assert_same_bits(model, expected)
     message = (
         "The gradients were not finite in 2 steps in a row, and 'safe' allows 1. These steps were "

@@ -12,6 +12,7 @@ import pytest
 import slalom as sl
 from helpers import (
     Counting,
+    after_training,
     assert_close,
     assert_same_bits,
     compiled_step,
@@ -204,10 +205,8 @@ def trained(tx, compute_dtype, steps=60):
     y = x @ jnp.array([1.0, -0.5, 0.25]) + 0.5
     step = sl.train_step(tiny_gradients, compute_dtype=compute_dtype)
     model = {"w": jnp.zeros(3), "b": jnp.zeros(())}
-    opt = sl.Optimizer(tx, model)
-    for _ in range(steps):
-        model, opt, loss = step(model, opt, x, y)
-    return float(loss / tiny_gradients({"w": jnp.zeros(3), "b": jnp.zeros(())}, x, y)), opt
+    _, opt, loss = after_training(step, tx, steps, model, x, y)
+    return float(loss / tiny_gradients(model, x, y)), opt
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from ...tree.dtypes import canonical_float, is_array
+from ...tree.dtypes import canonical_float, is_array, nearest_float
 from ...tree.types import Hyperparameter, Tracer, is_function
 from ...where.layout import as_layout, check_layout
 from ..protocol.parts import CHECK
@@ -204,7 +204,7 @@ def _as_hyperparameter(value: object) -> object:
     if isinstance(value, bool | np.bool_) or value is None:
         return value
     if isinstance(value, int | float | np.integer | np.floating):
-        return float(value)
+        return nearest_float(value)
     if isinstance(value, np.generic) and jnp.issubdtype(value.dtype, jnp.floating):
         return float(value)
     if isinstance(value, jax.Array | np.ndarray):
@@ -250,7 +250,7 @@ class _Interval:
 
     def check(self, name: str, value: float | int | Array | np.ndarray) -> None:
         # NaN is in no interval: it compares false.
-        number = float(value)
+        number = nearest_float(value)
         if not (self.above(number, self.low) and self.below(number, self.high)):
             raise ValueError(f"{name} must be in {self.text}, got {shortest(value)}.")
 

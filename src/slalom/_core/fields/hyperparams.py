@@ -20,7 +20,7 @@ from ..protocol.context import Context
 from ..protocol.parts import CHECK, AbstractDeclared, Part, parts
 from ..protocol.transform import AbstractTransform
 from ..text import notebook
-from ..text.messages import renamed
+from ..text.messages import call, renamed
 from ..text.printing import shortest
 from .schedule import AbstractSchedule, AbstractStatefulSchedule, hyperparameter_fields, read_number
 
@@ -228,7 +228,7 @@ def _replacement(
             "to the model with `opt.rebind`."
         )
     if is_function(value) and not isinstance(value, AbstractSchedule) and not tree.is_array(value):
-        value = value(old)
+        value = call(f"The function for '{path}'", value, old=old)
     new = field.metadata["converter"](value)
     # An optimizer created under `vmap` has a number for each run.
     each = tree.is_array(new) and tree.is_array(old) and () != old.shape == new.shape

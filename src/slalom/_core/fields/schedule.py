@@ -17,7 +17,15 @@ from ...tree.types import PyTree, Scalar, Step, Tracer, captured
 from ..protocol.context import Context
 from ..protocol.parts import CHECK, AbstractDeclared
 from ..text.figures import make_figure
-from ..text.messages import NEEDS_A_VALUE, advise_positions, check_takes, library, uncalled
+from ..text.messages import (
+    NEEDS_A_VALUE,
+    advise_positions,
+    call,
+    check_int,
+    check_takes,
+    library,
+    uncalled,
+)
 from ..text.printing import as_module
 
 if TYPE_CHECKING:
@@ -104,6 +112,8 @@ class AbstractSchedule(AbstractDeclared):
 
         ```
         """
+        n = int(n) if isinstance(n, np.integer) else n
+        check_int("The number of values of a schedule", n, 0)
         return jax.vmap(lambda step: self(step))(jnp.arange(n, dtype=jnp.int32))
 
     def plot(self, steps: int) -> "Figure":
@@ -292,18 +302,26 @@ def _captured(function: object, depth: int = 4) -> Iterator[Any]:
                 yield from _captured(leaf, depth - 1)
 
 
-def call_schedule(schedule: object, function: Callable[[Any], Any], step: Step) -> Any:
-    """The value of a schedule at a step. Anything but a real number is refused."""
+def call_schedule(schedule: object, function: Callable[..., Any], step: Any, **others: Any) -> Any:
+    """The value of a schedule at a step. Anything but a real number is refused.
+
+    **Arguments:**
+
+    - `schedule`: for messages, the schedule, or the name of another function of the step.
+    - `function`: the function to call.
+    - `step`, `others`: its arguments.
+    """
     try:
-        value = function(step)
+        name = schedule if isinstance(schedule, str) else "A schedule"
+        value = call(name, function, step=step, **others)
     except jax.errors.TracerBoolConversionError as error:
         raise TypeError(
-            f"The schedule {schedule!r} branches in Python on the step, which is traced. "
+            f"{_named(schedule)} branches in Python on the step, which is traced. "
             "Instead of `a if step < n else b`, write `jnp.where(step < n, a, b)`."
         ) from error
     except NEEDS_A_VALUE as error:
         raise TypeError(
-            f"The schedule {schedule!r} needs the value of the step, which is traced. Instead of "
+            f"{_named(schedule)} needs the value of the step, which is traced. Instead of "
             "`math` and `numpy`, use `jax.numpy`. Instead of `values[step]`, write "
             "`jnp.array(values)[step]`. Do not call `int` or `float` on the step."
         ) from error
@@ -319,21 +337,27 @@ def count_at(count: object, step: Any) -> Any:
 
 def check_schedule_value(schedule: object, value: Any, step: Step) -> Any:
     """Raises an error unless the value is one real number, or one for each of several runs."""
-    returned = f"The schedule {schedule!r} returned "
-    if not isinstance(value, jax.Array | np.ndarray | np.generic | bool | int | float):
+    kind = jnp.result_type(value) if isinstance(value, _NUMBERS) else type(value).__name__
+    must = "it returns" if isinstance(schedule, str) else "a schedule returns"
+    if not isinstance(value, _NUMBERS):
         raise TypeError(
-            f"{returned}{value!r} of type {type(value).__name__}; a schedule returns one number "
-            "for one step."
+            f"{_named(schedule)} returned {value!r} of type {kind}; {must} one number for one step."
         )
     if jnp.iscomplexobj(value):
-        kind = jnp.result_type(value)
-        raise TypeError(f"{returned}a {kind} number; a schedule returns a real one.")
+        raise TypeError(f"{_named(schedule)} returned a {kind} number; {must} a real one.")
     if np.shape(value) not in ((), np.shape(step)):
         raise ValueError(
-            f"{returned}an array of shape {np.shape(value)}; a schedule returns one number for one "
-            "step."
+            f"{_named(schedule)} returned an array of shape {np.shape(value)}; {must} one number "
+            "for one step."
         )
     return value
+
+
+_NUMBERS = (jax.Array, np.ndarray, np.generic, bool, int, float)
+
+
+def _named(schedule: object) -> str:
+    return schedule if isinstance(schedule, str) else f"The schedule {schedule!r}"
 
 
 # --- the hyperparameters of a step ----------------------------------------------------------

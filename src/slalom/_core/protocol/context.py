@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array
 
 from ... import tree
-from ...tree.types import Params, PyTree, Step, Updates
+from ...tree.types import Params, PyTree, Scalar, Step, Updates
 from .residuals import Residuals
 
 _OTHER = ("extra", "bounds", "constrain", "gathered", "shardings", "stored_clock")
@@ -91,7 +91,12 @@ class Context(eqx.Module):
         if self.grad_fn is not None:
             return self.grad_fn(params)
         assert self.value_fn is not None, "A transform that needs a gradient must declare it."
-        return jax.tree.map(jnp.conj, jax.grad(self.value_fn)(params))
+        value_fn = self.value_fn
+
+        def checked(params: Params) -> Scalar:
+            return checked_value("of this step", value_fn(params))
+
+        return jax.tree.map(jnp.conj, jax.grad(checked)(params))
 
     def hessian_product(self, params: Params, vector: Params) -> Updates:
         """The product H·v of the Hessian of the loss with a vector. A transform that uses it
@@ -179,3 +184,24 @@ class Context(eqx.Module):
         shardings = tuple(sharding for sharding, kept in pairs if kept)
         inside = self.in_form(lambda whole: tree.cut(whole, keep), with_rest)
         return dataclasses.replace(inside, shardings=shardings)
+
+
+def checked_value(which: str, value: Any) -> Scalar:
+    """The result of this `value_fn`, if it is a valid loss."""
+    if not tree.is_array(value) and not isinstance(value, int | float | complex):
+        raise TypeError(
+            f"The `value_fn` {which} must return a real scalar, got {value!r} of "
+            f"type {type(value).__name__}."
+        )
+    value = jnp.asarray(value)
+    if value.shape != ():
+        raise ValueError(
+            f"The `value_fn` {which} must return a scalar, got an array of shape "
+            f"{value.shape}. Average it over the batch, for example with `jnp.mean`."
+        )
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        raise TypeError(
+            f"The `value_fn` {which} must return a real floating-point number, got dtype "
+            f"{value.dtype}."
+        )
+    return value

@@ -26,6 +26,7 @@ from ..text.mistakes import frozen, no_attribute, not_callable, transform_advice
 from ..text.notebook import document, transform_tree
 from ..text.printing import operand
 from .context import Context
+from .inputs import check_inputs, missing
 from .loss import Loss
 from .parts import OVER, AbstractTraits, Part, find
 from .writer import ADD, Writer
@@ -51,7 +52,7 @@ def advise_inputs(function: Method) -> Method:
 
     @functools.wraps(function)
     def call(*args: object, **keywords: object) -> Any:
-        passed = dict(zip(parameters, args, strict=False)) | keywords
+        passed: dict[str, Any] = dict(zip(parameters, args, strict=False)) | keywords
         unknown = next((keyword for keyword in keywords if keyword not in parameters), None)
         context = passed.get("context")
         if unknown or not isinstance(context, Context | None):
@@ -67,7 +68,11 @@ def advise_inputs(function: Method) -> Method:
                 "state, params)`. To step with the model and its gradients, bind it, `opt = "
                 "sl.Optimizer(tx, model)`, and write `model, opt = opt.step(model, grads)`."
             )
-        return function(*args, **keywords)
+        try:
+            return function(*args, **keywords)
+        except TypeError:
+            check_inputs(passed["self"], context or Context(), passed.get("params"))
+            raise
 
     return cast(Method, call)
 
@@ -320,47 +325,6 @@ _METHODS = FLUENT | {
     for name, value in vars(cls).items()
     if callable(value) and name[0] != "_"
 }
-
-_HOW = {
-    "params": "pass the parameters: `tx.update(grads, state, params)`",
-    "step": "pass `context=sl.Context(step=n)` with the number of updates so far",
-    "value": "pass the loss: `opt.step(model, grads, value=loss)`, or `sl.Context(value=loss)`",
-    "grad": "pass the gradient of the loss: `opt.step(model, grads, grad=grads)`",
-    "value_fn": "pass the loss as a function of the model: `opt.step(..., value_fn=fn)`",
-    "grad_fn": "pass the loss as a function of the model: `opt.step(..., value_fn=fn)`",
-    "sampled_grad_fn": (
-        "pass it to the training step, `sl.train_step(loss_fn, sampled_loss_fn=fn)`, or to "
-        "`opt.step(..., sampled_grad_fn=fn)` with `fn(model, key)` that returns the gradient for "
-        "labels drawn from the model, and their number"
-    ),
-    "residuals": (
-        "pass a loss of `sl.LeastSquares` or `sl.OutputLoss` to the training step, "
-        "`sl.train_step(sl.LeastSquares(residual))`, or its linearization to the optimizer, "
-        "`opt.step(model, grads, residuals=loss_fn.on(x, y))`"
-    ),
-    "terms": (
-        "let the loss return a dict of terms, and train with `sl.train_step(loss_fn)`, which "
-        "passes them and combines their gradients"
-    ),
-    "max_logits": (
-        'let the loss return `(loss, {"max_logits": S})`, with the largest attention logit S of '
-        "each layer and head, and train with `sl.train_step(loss_fn, has_aux=True)`, or pass it: "
-        "`opt.step(model, grads, max_logits=S)`"
-    ),
-    "key": "pass a PRNG key: `opt.step(model, grads, key=key)`",
-}
-
-
-def missing(who: str, *names: str, in_training_step: bool = False) -> str:
-    """The message for inputs that a transform needs and did not get."""
-    how = {name: _HOW.get(name, f"pass it: `opt.step(model, grads, {name}=...)`") for name in names}
-    for name in names:
-        if in_training_step and "train_step" not in how[name]:
-            how[name] = f'pass it: `step(model, opt, ..., context={{"{name}": ...}})`'
-    itself = " `sl.train_step` passes value, grad and value_fn itself."
-    by_step = {"value", "grad", "value_fn", "grad_fn"}
-    needed = ", ".join(map(repr, names))
-    return f"{who} needs {needed}: {'; '.join(how.values())}." + itself * bool(by_step & {*names})
 
 
 def pair(

@@ -11,6 +11,7 @@ from ...tree.paths import children_of
 from ...tree.types import PyTree
 from ...where.masks import MARK
 from ..engine.encoded import is_encoded
+from ..text.messages import call, check_function
 
 PARAM_LIKE, PER_PARAM, PER_LEAF = "param_like", "per_param", "per_leaf"
 SPREAD, UNTIL_RESET = "spread", "until_reset"
@@ -160,6 +161,10 @@ def map_params(
     ```
     """
 
+    check_function("map_params.function", function, "leaf", "*rest_leaves")
+    if other is not None:
+        check_function("map_params.other", other, "leaf")
+
     def has_marks(node: object) -> bool:
         return bool(params_like_fields(node)) or hasattr(type(node), "_map_state")
 
@@ -184,7 +189,8 @@ def _map_marked(function: Callable[..., Any], marked: PyTree, rest: tuple[Any, .
     """Maps every array of a marked field, and the arrays of an encoded leaf one by one."""
 
     def at_leaf(leaf: PyTree, *others: PyTree) -> PyTree:
-        return jax.tree.map(lambda x: function(x, *others), leaf)
+        rest = {f"rest_{i}": x for i, x in enumerate(others)}
+        return jax.tree.map(lambda x: call("map_params.function", function, leaf=x, **rest), leaf)
 
     # Where a mask left `None`, the other trees may have a leaf.
     return jax.tree.map(at_leaf, marked, *rest, is_leaf=lambda x: x is None or is_encoded(x))

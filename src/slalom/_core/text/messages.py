@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import jax
 import numpy as np
 
+from ...tree.types import is_function
+
 NEEDS_A_VALUE = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
@@ -85,22 +87,31 @@ def check_int(name: str, value: object, least: int, or_else: str = "") -> None:
         raise ValueError(f"{name} must be at least {least}, got {value}.")
 
 
+def check_function(name: str, value: object, *arguments: str) -> None:
+    """Raises an error for anything but a function, whose arguments may be named."""
+    if not is_function(value):
+        of = f" of ({', '.join(arguments)})" if arguments else ""
+        kind = type(value).__name__
+        raise TypeError(f"{name} must be a function{of}, got {value!r} of type {kind}.")
+
+
 def check_bool(name: str, value: object) -> None:
     """Raises an error for anything but a bool."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{name} must be True or False, got {value!r}.")
 
 
-def check_takes(what: str, function: Callable[..., Any], *names: str) -> None:
+def check_takes(what: str, function: Callable[..., Any], *names: str, **keywords: object) -> None:
     """Raises an error for a function that cannot be called with arguments of these names."""
     try:
         signature = inspect.signature(function)
     except ValueError:  # written in C
         return
     try:
-        signature.bind(*names)
+        signature.bind(*names, **keywords)
     except TypeError:
-        arguments, name = ", ".join(names), getattr(function, "__name__", repr(function))
+        arguments = ", ".join((*names, *keywords))
+        name = getattr(function, "__name__", repr(function))
         raise TypeError(
             f"{what} is called with ({arguments}), but {name} takes {signature}. Write "
             f"`lambda {arguments}: ...`."

@@ -51,6 +51,10 @@ class StaticFunction(AbstractPrinted):
     def __call__(self, *args: object) -> Any:
         return self.function(*args)
 
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.function)
+
     def _code(self) -> object:
         return self.function
 

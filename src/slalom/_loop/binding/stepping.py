@@ -12,14 +12,16 @@ from ... import tree
 from ..._core.engine.encoded import decoded
 from ..._core.protocol.chain import first_link
 from ..._core.protocol.context import Context
+from ..._core.protocol.inputs import absent_inputs, missing
 from ..._core.protocol.loss import Loss
 from ..._core.protocol.parts import Part, transforms, walk
 from ..._core.protocol.residuals import Residuals
-from ..._core.protocol.transform import AbstractTransform, missing
+from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.writer import ADD, Writer
 from ..._core.state.marks import params_like_fields
 from ..._core.state.slots import slots
-from ...tree.dtypes import canonical_float
+from ..._core.text.messages import call, series
+from ...tree.dtypes import canonical_float, nearest_float
 from ...tree.packed import cached, unpack
 from ...tree.paths import example, leaf_paths
 from ...tree.types import Params, PyTree, Tracer, is_deleted, is_function
@@ -145,10 +147,10 @@ def as_keywords(passed: Mapping[str, Any]) -> dict[str, Any]:
             keywords[name] = as_tree(keywords[name])
     for name in ("value", "weight"):
         x = keywords.get(name)
-        if name == "weight" and isinstance(x, int | float) and not x >= 0:
-            raise ValueError(f"`weight` must be non-negative, got {x!r}.")
+        if name == "weight" and isinstance(x, int | float) and not 0 <= nearest_float(x) < np.inf:
+            raise ValueError(f"`weight` must be non-negative and finite, got {x!r}.")
         if isinstance(x, bool | int | float):
-            keywords[name] = jnp.asarray(x, canonical_float())
+            keywords[name] = jnp.asarray(nearest_float(x), canonical_float())
         elif isinstance(x, jax.Array) and x.weak_type:
             keywords[name] = jnp.asarray(x, x.dtype)
     return keywords
@@ -204,11 +206,10 @@ def _context(
     declared = {name for part in transforms(transform) for name in part.module.needs}
     if context.residuals is not None:
         context = _with_loss(context, declared, model.params, grads)
-    for part in transforms(transform):
-        absent = [n for n in part.module.needs if n != "params" and not context.has(n)]
-        if absent:
-            who = f"{type(part.module).__name__} ('{part.name}')"
-            raise TypeError(missing(who, *absent, in_training_step=in_training_step))
+    lacking, absent = absent_inputs(transform, lambda n: n == "params" or context.has(n))
+    if lacking:
+        who = series((f"{type(x.module).__name__} ('{x.name}')" for x in lacking), "and")
+        raise TypeError(missing(who, *absent, in_training_step=in_training_step))
     for name in (*extra, *functions):
         if name not in declared and name != "value_fn":
             accepted = sorted(declared - {*ALWAYS, "params", "step"})
@@ -253,7 +254,8 @@ def _of_params(name: str, of_model: Any, model: Split) -> Callable[..., Any]:
         raise TypeError(f"`{name}` must be a function that {kind}, got {of_model!r}.")
 
     def of_params(params: Any, *key: Any) -> Any:
-        returned = of_model(model.join(params), *key)
+        arguments = dict(zip(("model", "key"), (model.join(params), *key), strict=False))
+        returned = call(f"`{name}`", of_model, **arguments)
         if name == "value_fn":
             return returned
         if name == "grad_fn":

@@ -6,6 +6,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ... import tree
@@ -13,11 +14,18 @@ from ..._core.protocol.linearization import AbstractBlock, Local
 from ..._core.protocol.real_vectors import as_real
 from ..._core.protocol.residuals import Residuals
 from ..._core.text.messages import check_bool
-from ...tree.dtypes import as_canonical
+from ...tree.dtypes import as_canonical, nearest_float
 from ...tree.paths import candidates
 from ...tree.types import Tracer
 from ..programs.arguments import as_tree
-from .output_losses import WHOLE, AbstractCurvatureLoss, as_arguments, divided, with_examples
+from .output_losses import (
+    WHOLE,
+    AbstractCurvatureLoss,
+    as_arguments,
+    call_of_example,
+    divided,
+    with_examples,
+)
 
 ONLY = "residual"
 """The name of the only block of a loss without names."""
@@ -130,9 +138,10 @@ class LeastSquares(AbstractCurvatureLoss):
             raise ValueError(
                 f"LeastSquares.loss must be one of {', '.join(map(repr, LOSSES))}, got {loss!r}."
             )
+        if not isinstance(scale, Tracer) and not 0 < nearest_float(scale) < np.inf:
+            got = nearest_float(scale)
+            raise ValueError(f"LeastSquares.scale must be positive and finite, got {got}.")
         self.loss, self.scale = loss, as_canonical(scale)
-        if not isinstance(scale, Tracer) and not float(scale) > 0:
-            raise ValueError(f"LeastSquares.scale must be positive, got {float(scale)!r}.")
 
     def on(self, *args: Any, example_weights: Any = None, **others: Any) -> Residuals:
         if others:
@@ -229,8 +238,9 @@ class _Term(eqx.Module):
         scalar = tree.is_array(weight) and jnp.shape(weight) == () and not jnp.iscomplexobj(weight)
         if not number and not scalar:
             raise TypeError(f"The weight of {label} must be a real number, got {weight!r}.")
-        if not isinstance(weight, Tracer) and not float(weight) >= 0:
-            raise ValueError(f"The weight of {label} must be non-negative, got {float(weight)!r}.")
+        if not isinstance(weight, Tracer) and not 0 <= nearest_float(weight) < np.inf:
+            got = nearest_float(weight)
+            raise ValueError(f"The weight of {label} must be non-negative and finite, got {got}.")
         self.weight = as_canonical(weight)
         check_bool(f"LeastSquares.per_example of {label}", per_example)
         self.per_example = per_example
@@ -299,7 +309,10 @@ class _Squares(AbstractBlock):
 
     def outputs(self, params: PyTree, row: PyTree) -> Float[Array, " outputs"]:
         arguments = self.shared if row is None else eqx.combine(row, self.shared)
-        r, label = self.term.residual(params, *arguments), self.term.label
+        label, residual = self.term.label, self.term.residual
+        r = call_of_example(
+            f"The function of {label}", residual, "model", params, "argument", arguments
+        )
         if isinstance(r, float | complex):
             r = jnp.asarray(r)
         if not tree.is_inexact(r):

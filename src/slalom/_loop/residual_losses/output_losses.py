@@ -14,6 +14,7 @@ from ..._core.protocol.linearization import AbstractBlock, Local
 from ..._core.protocol.loss import Loss
 from ..._core.protocol.real_vectors import as_real
 from ..._core.protocol.residuals import Residuals
+from ..._core.text.messages import call
 from ...tree.types import Scalar, Updates
 from ..binding.model import Split
 
@@ -61,6 +62,21 @@ def with_examples(arguments: tuple[Any, ...], axes: tuple[bool, ...]) -> PyTree:
         jax.tree.map(lambda x, has=has: has and tree.is_array(x), data)
         for data, has in zip(arguments, axes, strict=True)
     )
+
+
+def call_of_example(
+    what: str, function: Callable[..., Any], first: str, value: Any, others: str, data: PyTree
+) -> Any:
+    """The result of a function of the user for one example.
+
+    **Arguments:**
+
+    - `what`: the function, for messages.
+    - `first`, `value`: the name and the value of its first argument.
+    - `others`, `data`: the name and the values of the others.
+    """
+    names = [others] if len(data) == 1 else [f"{others}_{i}" for i in range(len(data))]
+    return call(what, function, **{first: value}, **dict(zip(names, data, strict=True)))
 
 
 def divided(name: str, arguments: tuple[Any, ...], axes: tuple[bool, ...]) -> tuple[Any, Any]:
@@ -174,7 +190,7 @@ class _OutputBlock(AbstractBlock):
 
     def outputs(self, params: PyTree, row: PyTree) -> Float[Array, " outputs"]:
         inputs = eqx.combine(row, self.shared)[: self.num_inputs]
-        z = self.loss.outputs_fn(params, *inputs)
+        z = call_of_example("`outputs_fn`", self.loss.outputs_fn, "model", params, "input", inputs)
         if not tree.is_inexact(z) or jnp.iscomplexobj(z):
             kind = f"dtype {z.dtype}" if tree.is_array(z) else f"type {type(z).__name__}"
             raise TypeError(f"`outputs_fn` must return a real floating array, got {kind}.")
@@ -185,7 +201,14 @@ class _OutputBlock(AbstractBlock):
 
         def loss_of(z: Array, row: PyTree) -> Array:
             targets = eqx.combine(row, self.shared)[self.num_inputs :]
-            value = self.loss.loss_of_outputs(z, *targets)
+            value = call_of_example(
+                "`loss_of_outputs`", self.loss.loss_of_outputs, "outputs", z, "target", targets
+            )
+            if not tree.is_array(value) and not isinstance(value, int | float):
+                raise TypeError(
+                    "`loss_of_outputs` must return a scalar for one example, got type "
+                    f"{type(value).__name__}."
+                )
             if jnp.shape(value) != ():
                 raise ValueError(
                     "`loss_of_outputs` must return a scalar for one example, got shape "
@@ -284,7 +307,8 @@ class _Scores(AbstractBlock):
     centred: ClassVar[bool] = True
 
     def outputs(self, params: PyTree, row: PyTree) -> Float[Array, " outputs"]:
-        z = self.log_psi(params, *eqx.combine(row, self.shared))
+        sample = eqx.combine(row, self.shared)
+        z = call_of_example("`log_psi`", self.log_psi, "model", params, "sample", sample)
         if not tree.is_inexact(z) or z.shape != ():
             kind = f"{z.dtype}{z.shape}" if tree.is_array(z) else f"type {type(z).__name__}"
             raise TypeError(f"`log_psi` must return a floating or complex scalar, got {kind}.")

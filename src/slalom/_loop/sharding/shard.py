@@ -100,6 +100,11 @@ def bytes_per_device(arrays: Iterable[Any]) -> int:
 
 
 def _check_mesh(mesh: Mesh | AbstractMesh, axis: str) -> None:
+    if not isinstance(mesh, Mesh | AbstractMesh):
+        raise TypeError(
+            f"`shard_state` takes a mesh, such as `jax.make_mesh((8,), ('data',))`, got {mesh!r} "
+            f"of type {type(mesh).__name__}."
+        )
     if axis not in mesh.axis_names:
         names = candidates(axis, list(map(str, mesh.axis_names)))
         raise ValueError(f"The mesh has no axis '{axis}'. Its axes: {names}.")

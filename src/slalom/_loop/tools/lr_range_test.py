@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
+from ..._core.fields.declare import check_number
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.figures import make_figure
 from ..._core.text.messages import advise_positions, check_int
@@ -174,6 +175,10 @@ def lr_range_test(
     """
     refuse_trace("sl.lr_range_test", tx, model, lr_min, lr_max)
     check_int("`steps` of `sl.lr_range_test`", steps, LEAST_STEPS)
+    lr_min, lr_max, stop_factor = (
+        check_number(f"`{name}` of `sl.lr_range_test`", x, "[-inf, inf]")
+        for name, x in (("lr_min", lr_min), ("lr_max", lr_max), ("stop_factor", stop_factor))
+    )
     if not 0 < lr_min < lr_max < math.inf:
         raise ValueError(
             "`sl.lr_range_test` needs 0 < lr_min < lr_max, got "
@@ -182,6 +187,7 @@ def lr_range_test(
     if not stop_factor > 1:
         raise ValueError(f"`stop_factor` must be larger than 1, got {stop_factor!r}.")
     step = step_of_runs(
+        "sl.lr_range_test",
         loss_fn,
         model_state,
         has_aux=has_aux,

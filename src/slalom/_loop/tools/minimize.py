@@ -15,7 +15,7 @@ from ..._core.protocol.loss import loss_of
 from ..._core.protocol.parts import transforms
 from ..._core.protocol.real_vectors import from_vector, to_vector
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_positions, check_int
+from ..._core.text.messages import advise_positions, call, check_function, check_int
 from ...rules.curvature.levenberg_marquardt import ScaleByLevenbergMarquardt
 from ...tree.dtypes import canonical_float, sum_dtype
 from ...tree.types import PyTree, Tracer, WhereLike
@@ -260,6 +260,12 @@ def minimize(
         )
     opt = tx if isinstance(tx, Optimizer) else bound("sl.minimize", loss_fn, tx, model, trainable)
     check_one_run(opt.arrays.count, "sl.minimize(loss_fn, opt, model, ...)")
+    for name, function, names in (
+        ("stop", stop, ("model", "loss")),
+        ("callback", callback, ("step", "loss")),
+    ):
+        if function is not None:
+            check_function(f"`{name}` of `sl.minimize`", function, *names)
     traced = any(isinstance(x, Tracer) for x in jax.tree.leaves((model, args, opt, loss_fn)))
     if traced and (progress or callback is not None):
         name = "progress" if progress else "callback"
@@ -286,7 +292,7 @@ def minimize(
         def report(step: Any, loss: Any) -> None:
             bar(f"loss {float(loss):.4g}", every)
             if callback is not None:
-                callback(int(step), float(loss))
+                call("`callback` of `sl.minimize`", callback, step=int(step), loss=float(loss))
 
         with receiver(report) as number:
             return _result(problem._replace(receiver=number))

@@ -18,6 +18,7 @@ from ..._core.protocol.transform import AbstractTransform
 from ...tree.types import PyTree, Scalar, Tracer, WhereLike
 from ..binding.binding import no_transform
 from ..binding.optimizer import Optimizer
+from ..training.loss import check_call
 from ..training.options import check_model_state
 from ..training.train_step import train_step
 
@@ -98,12 +99,13 @@ class Run(NamedTuple):
 
 
 def step_of_runs(
-    loss_fn: Callable[..., Any], model_state: PyTree, **options: Any
+    who: str, loss_fn: Callable[..., Any], model_state: PyTree, **options: Any
 ) -> Callable[[Run, tuple[Any, ...]], tuple[Run, Scalar]]:
     """A training step from a run and a batch to the run and the loss.
 
     **Arguments:**
 
+    - `who`: the public function, for messages.
     - `loss_fn`, `options`: as for `sl.train_step`.
     - `model_state`: the state of the model, if it has one. The loss then takes it after the model,
         and returns the new one in the place of `aux`.
@@ -116,6 +118,7 @@ def step_of_runs(
 
     def advance(run: Run, batch: tuple[Any, ...]) -> tuple[Run, Scalar]:
         states = (run.model_state,) if has_state else ()
+        check_call(loss_fn, (*states, *batch), {}, who, before=1 + len(states))
         model, opt, returned = step(run.model, run.opt, *states, *batch)
         loss = returned[0] if options["has_aux"] or options["has_weight"] else returned
         return Run(model, opt, returned[-1] if has_state else None), loss

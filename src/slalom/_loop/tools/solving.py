@@ -15,6 +15,7 @@ from ..._core.protocol.loss import Loss
 from ..._core.protocol.parts import Part, parts, transforms
 from ..._core.protocol.real_vectors import from_vector, to_vector
 from ..._core.protocol.residuals import Residuals
+from ..._core.text.messages import call
 from ...tree.dtypes import canonical_float, sum_dtype
 from ...tree.rounding import same_bits
 from ...tree.types import PyTree, Scalar
@@ -240,7 +241,8 @@ class Solver(NamedTuple):
             "not_finite": ~(jnp.isfinite(value) & finite),
         }
         if self.problem.stop is not None:
-            stopped = self.problem.stop(self.whole.join(c.params), now.value)
+            point = {"model": self.whole.join(c.params), "loss": now.value}
+            stopped = call("`stop` of `sl.minimize`", self.problem.stop, **point)
             met["function"] = jnp.asarray(stopped, bool)
         code = jnp.full((), -1, jnp.int32)
         for i, name in enumerate(REASONS):

@@ -196,6 +196,7 @@ def sweep(
     base = bound("sl.sweep", loss_fn, tx, model, trainable)
     axes = _checked(grid, base)
     advance = step_of_runs(
+        "sl.sweep",
         loss_fn,
         model_state,
         has_aux=has_aux,

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array
 
 from ... import tree
-from ..._core.text.messages import series, warn
+from ..._core.text.messages import call, series, warn
 from ..._core.text.printing import code
 from ...tree import accumulation_dtype, cast
 from ...tree.dtypes import canonical_float
@@ -221,7 +221,7 @@ class BatchLoss(NamedTuple):
         transform = self.options.transform_grads
         if transform is None:
             return grads
-        new = transform(grads)
+        new = call("`transform_grads`", transform, grads=grads)
         if jax.tree.structure(new) != jax.tree.structure(grads):
             differ = first_difference(new, grads, ("the result", "the gradients"))
             raise ValueError(f"`transform_grads` must return a tree like the gradients: {differ}.")

@@ -15,7 +15,7 @@ from ..._core.protocol.context import Context
 from ..._core.protocol.loss import Loss, loss_of
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import warn
+from ..._core.text.messages import check_takes, warn
 from ...combine import Terms
 from ...tree import cast, cast_like, gram_matrix, scale
 from ...tree.dtypes import canonical_float
@@ -240,7 +240,12 @@ def _sampled_gradient(
 
     @functools.wraps(sampled_loss_fn)
     def loss_fn(*args: Any, **kwargs: Any) -> Any:
-        returned = sampled_loss_fn(*args, **kwargs)
+        try:
+            returned = sampled_loss_fn(*args, **kwargs)
+        except TypeError:
+            names = ("model", "key", *(f"arg_{i}" for i in range(len(args) - 2)))
+            check_takes("`sampled_loss_fn`", sampled_loss_fn, *names, **kwargs)
+            raise
         if not isinstance(returned, tuple) or len(returned) != 2:
             raise TypeError(
                 "`sampled_loss_fn` must return a pair: the mean of the loss over drawn labels, and "

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Int
 from ... import tree
 from ..._core.text.messages import check_bool, check_int
 from ..._core.text.printing import AbstractPrinted, Call
-from ...tree.dtypes import canonical_float
+from ...tree.dtypes import canonical_float, nearest_float
 from ...tree.packed import Packed, pack, unpack
 from ...tree.paths import first_difference, leaf_paths
 from ...tree.sharding import to_device
@@ -95,10 +95,11 @@ class KeepBest(AbstractPrinted, Generic[Model]):
             check_int("KeepBest.patience", patience, 1, " or None")
         if not isinstance(min_delta, int | float) or isinstance(min_delta, bool):
             raise TypeError(f"KeepBest.min_delta must be a number, got {min_delta!r}.")
-        if not 0 <= min_delta < math.inf:
-            raise ValueError(f"KeepBest.min_delta must be in [0, inf), got {min_delta}.")
+        least = nearest_float(min_delta)
+        if not 0 <= least < math.inf:
+            raise ValueError(f"KeepBest.min_delta must be in [0, inf), got {least}.")
         check_bool("KeepBest.minimize", minimize)
-        self.patience, self.min_delta, self.minimize = patience, float(min_delta), minimize
+        self.patience, self.min_delta, self.minimize = patience, least, minimize
         self.arrays = jax.tree.map(lambda x: jnp.copy(strong(x)), pack(model))
         self.value = jnp.array(math.inf if minimize else -math.inf, canonical_float())
         self.stale = tree.fresh_count()

@@ -53,10 +53,12 @@ def check_call(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     tool: str = "sl.train_step",
+    before: int = 1,
 ) -> None:
     """Raises an error if a loss does not take these arguments.
 
-    `tool` is the public function that takes the loss, for the advice.
+    `tool` is the public function that takes the loss, and `before` the number of the loss's
+    arguments that it passes itself, for the advice.
     """
     if isinstance(loss_fn, LeastSquares) and not (loss_fn.named or kwargs):
         (term,) = loss_fn.terms.values()
@@ -70,15 +72,23 @@ def check_call(
     except TypeError as error:
         raise TypeError(
             f"The loss does not take these arguments: {error}. "
-            f"{_call_advice(signature.parameters, args, kwargs, tool)}"
+            f"{_call_advice(signature.parameters, args, kwargs, tool, before)}"
         ) from None
 
 
 def _call_advice(
-    names: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], tool: str
+    names: Mapping[str, Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    tool: str,
+    before: int,
 ) -> str:
     if next(iter(names), None) == "self":
         return f"A method needs its object: pass `self.loss_fn` to `{tool}`."
+    others = [*names][before:]
+    if tool in ("sl.sweep", "sl.lr_range_test"):
+        batch = f"({', '.join(others)}{',' * (len(others) == 1)})"
+        return f"Pass `{tool}` batches of its other arguments, such as `[{batch}]`."
     call = "step(model, opt" if tool == "sl.train_step" else f"{tool}(loss_fn, tx, model"
     for name in kwargs:
         if name == "value" and name not in names:
@@ -87,7 +97,6 @@ def _call_advice(
             return f"For the transforms, write `context={{{name!r}: {name}}}`."
     if len(args) < len(names) - 1 and any(isinstance(x, tuple | list) for x in args):
         return f"Unpack the batch: `{call}, *batch)`."
-    others = [*names][1:]
     return f"Write `{', '.join([call, *others])})`."
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Inexact, Int, PyTree, UInt32
 
 from ... import fields, tree
 from ..._core.fields.keys import AbstractKeyed, key_field
-from ..._core.protocol.transform import missing
+from ..._core.protocol.inputs import missing
 from ...rules._base import AbstractTransform, Context, advise_keywords
 from ...rules.momentum.momentum import first_moment
 from ...rules.shaping.descent import decayed_descent

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Real
 
 from ... import fields, tree
+from ..._core.fields.schedule import call_schedule
 from ...tree.types import Hyperparameter, WhereLike
 from .._base import AbstractTransform, advise_keywords
 from ..shaping.descent import decayed_descent
@@ -63,7 +64,8 @@ class ScaleByAdopt(AbstractAdam):
         self.keep = jnp.where(self.first, 0, self.b2)
         self.c2 = 1 - self.keep
         if self.use_clipping:
-            limit = self.clip_value_fn(jnp.asarray(state.age, self.b1.dtype))
+            step = jnp.asarray(state.age, self.b1.dtype)
+            limit = call_schedule("ScaleByAdopt.clip_value_fn", self.clip_value_fn, step)
             self.limit = jnp.asarray(limit, self.b1.dtype)
         state.age = tree.increment(state.age)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Inexact, Int
 
 from ... import fields, tree
+from ..._core.protocol.context import checked_value
 from ..._core.protocol.loss import Loss
 from ..._core.protocol.parts import Part
 from ...tree.rounding import as_stored
@@ -83,7 +84,7 @@ class AbstractLinesearch(AbstractTransform[LinesearchState]):
         who = type(self).__name__
 
         def checked(params: Params) -> Scalar:
-            return _checked(who, value_fn(params))
+            return checked_value(f"passed to {who}", value_fn(params))
 
         box = None
         if context.bounds is not None:
@@ -219,24 +220,3 @@ def steepest(grad: Updates) -> Updates:
 def next_guess(rate: Scalar) -> Scalar:
     """The learning rate from which the next search starts; never 0, which no search could leave."""
     return jnp.maximum(rate, jnp.finfo(rate.dtype).tiny)
-
-
-def _checked(who: str, value: Any) -> Scalar:
-    """The result of `value_fn`, if it is a valid loss."""
-    if not tree.is_array(value) and not isinstance(value, int | float | complex):
-        raise TypeError(
-            f"The `value_fn` passed to {who} must return a real scalar, got {value!r} of "
-            f"type {type(value).__name__}."
-        )
-    value = jnp.asarray(value)
-    if value.shape != ():
-        raise ValueError(
-            f"The `value_fn` passed to {who} must return a scalar, got an array of shape "
-            f"{value.shape}. Average it over the batch, for example with `jnp.mean`."
-        )
-    if not jnp.issubdtype(value.dtype, jnp.floating):
-        raise TypeError(
-            f"The `value_fn` passed to {who} must return a real floating-point number, got dtype "
-            f"{value.dtype}."
-        )
-    return value

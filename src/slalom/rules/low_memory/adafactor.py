@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Inexact, Int, PyTree, Real
 
 from ... import fields, tree
+from ..._core.fields.schedule import call_schedule
 from ...tree.types import Hyperparameter, Params, Scalar, WhereLike
 from ...where.layout import LayoutLike
 from .._base import AbstractRule, AbstractTransform, advise_keywords, chain
@@ -110,7 +111,8 @@ class ScaleByFactoredRms(AbstractRule[ScaleByFactoredRmsState]):
             # Not 1 − βₜ: at t = 1e5 it has lost 4 of its 8 digits.
             self.weight = (counted + 1) ** -self.decay_rate
         else:
-            beta = self.decay_rate_fn(counted, self.decay_rate)
+            name, function = "ScaleByFactoredRms.decay_rate_fn", self.decay_rate_fn
+            beta = call_schedule(name, function, counted, decay_rate=self.decay_rate)
             self.weight = 1 - jnp.asarray(beta, steps.dtype)
         # An ε that underflows would not prevent a division by zero.
         self.eps = tree.positive(self.eps)

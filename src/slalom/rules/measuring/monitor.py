@@ -12,8 +12,8 @@ from jaxtyping import Array, Bool, Int, PyTree
 from ... import fields, tree
 from ..._core.protocol.parts import Part
 from ..._core.protocol.writer import RETURN
-from ..._core.text.messages import listed
-from ..._core.text.printing import Call, constructor_call
+from ..._core.text.messages import call, listed
+from ..._core.text.printing import Call, code, constructor_call
 from ...tree.paths import leaf_paths
 from ...tree.types import Params, Updates, is_function
 from .._base import AbstractTransform
@@ -189,7 +189,7 @@ def _empty(measure: Callable[[Updates], Any], params: Params, dtype: Callable[..
     def measured(params: Params) -> PyTree:
         # Between links updates flow in the accumulation dtype.
         wide = jax.tree.map(lambda p: jnp.asarray(p, tree.accumulation_dtype(p.dtype)), params)
-        measurement = jax.tree.map(jnp.asarray, measure(wide))
+        measurement = jax.tree.map(jnp.asarray, _called(measure, wide))
         return jax.tree.map(lambda x: jnp.asarray(x, dtype(x.dtype)), measurement)
 
     return tree.zeros_of(jax.eval_shape(measured, params), params)
@@ -197,7 +197,23 @@ def _empty(measure: Callable[[Updates], Any], params: Params, dtype: Callable[..
 
 def _measured(measure: Callable[[Updates], Any], updates: Updates, like: PyTree) -> PyTree:
     """A measurement in the dtypes of the state."""
-    return jax.tree.map(lambda x, y: jnp.asarray(x, y.dtype), measure(updates), like)
+    return jax.tree.map(lambda x, y: jnp.asarray(x, y.dtype), _called(measure, updates), like)
+
+
+def _called(measure: Callable[[Updates], Any], updates: Updates) -> PyTree:
+    """A measurement. Raises an error for anything but a tree of arrays and numbers."""
+    measurement = call("A measure", measure, updates=updates)
+    if measurement is None:
+        raise TypeError(
+            f"The measure {code(measure)} returned None. Does the function end with `return`?"
+        )
+    for x in jax.tree.leaves(measurement):
+        if not tree.is_array(x) and not isinstance(x, bool | int | float | complex):
+            raise TypeError(
+                f"The measure {code(measure)} must return an array or a tree of arrays, got {x!r} "
+                f"of type {type(x).__name__}."
+            )
+    return measurement
 
 
 def by_name(name: str, measurement: PyTree) -> dict[str, Array]:

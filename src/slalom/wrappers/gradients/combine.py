@@ -1,6 +1,6 @@
 """Steps along a combination of the gradients of several losses."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, TypeVar
 
 import equinox as eqx
@@ -26,16 +26,16 @@ def _check_combination(name: str, combination: object) -> None:
     if not isinstance(combination, AbstractCombination):
         raise TypeError(
             f"{name} must be a combination of losses, such as `sl.combine.UPGrad()`, got "
-            f"{combination!r}.{uncalled(combination)}"
+            f"{combination!r}.{uncalled(combination) if isinstance(combination, type) else ''}"
         )
 
 
 def _as_names(terms: Any) -> Any:
-    return terms if isinstance(terms, str) else tuple(terms)
+    return tuple(terms) if isinstance(terms, Iterable) and not isinstance(terms, str) else terms
 
 
 def _check_names(name: str, terms: Any) -> None:
-    if isinstance(terms, str) or not all(isinstance(x, str) for x in terms):
+    if not isinstance(terms, tuple) or not all(isinstance(x, str) for x in terms):
         raise TypeError(
             f'{name} must be the names of the terms, such as ("a", "b"), got {terms!r}.'
         )

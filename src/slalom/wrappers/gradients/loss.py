@@ -17,6 +17,7 @@ from ..._core.protocol.loss import Loss
 from ..._core.protocol.parts import Part
 from ..._core.protocol.wrapper import AbstractPacedWrapper, AbstractStatelessWrapper, run_if
 from ..._core.protocol.writer import Writer
+from ...tree.dtypes import nearest_float
 from ...tree.types import Gradients, Params, PyTree, Updates
 
 
@@ -70,7 +71,7 @@ SMALLEST, LARGEST = 2.0**-126, 2.0**126
 
 def _as_number(value: Any) -> object:
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    return float(value) if whole or isinstance(value, np.floating) else value
+    return nearest_float(value) if whole or isinstance(value, np.floating) else value
 
 
 def _check_scale(name: str, value: object) -> None:

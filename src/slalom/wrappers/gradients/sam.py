@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from ... import fields, tree
+from ..._core.protocol.inputs import missing
 from ..._core.protocol.parts import Part, transforms
-from ..._core.protocol.transform import missing
 from ..._core.protocol.wrapper import AbstractStatelessWrapper
 from ..._core.protocol.writer import Writer
 from ...tree.types import Gradients, Params, Updates

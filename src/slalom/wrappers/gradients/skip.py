@@ -13,7 +13,7 @@ from ... import fields, tree
 from ..._core.fields.schedule import read_number
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import AbstractDeclared, Part
-from ..._core.text.messages import uncalled
+from ..._core.text.messages import call, uncalled
 from ..._core.text.printing import Infix, as_module
 from ...tree.types import Params, Updates, is_function
 
@@ -168,7 +168,8 @@ def evaluate_skip(
     condition: Callable[..., Any], updates: Updates, gradient_step: Array, params: Params | None
 ) -> tuple[Bool[Array, ""], dict[str, Array]]:
     """Evaluates a condition for one mini-batch. Raises an error for results of another form."""
-    result = condition(updates, gradient_step, params)
+    arguments = {"updates": updates, "gradient_step": gradient_step, "params": params}
+    result = call("EveryK.skip", condition, **arguments)
     must = (
         "The `skip` of every_k must return a pair: a bool scalar, and a dict of scalars by name, "
         f"which may be empty. {condition!r} returned "

@@ -18,7 +18,7 @@ from ..._core.protocol.parts import Part, segments, transforms
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractStatelessWrapper, run_if
 from ..._core.protocol.writer import Writer
-from ..._core.text.messages import uncalled, warn
+from ..._core.text.messages import call, uncalled, warn
 from ..._core.text.printing import as_module, code
 from ...projections import AbstractProjection
 from ...tree.paths import dotted, first_difference, leaf_paths
@@ -35,10 +35,10 @@ class FunctionProjection(AbstractProjection):
     fn: Callable[[PyTree], PyTree] = eqx.field(converter=as_module)
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
-        return self.fn(x)
+        return call("Project.fn", self.fn, params=x)
 
     def __call__(self, x: PyTree, context: Context | None = None) -> PyTree:
-        return self.fn(x)
+        return self.nearest(SimpleNamespace(), x)
 
     def _code(self) -> object:
         return self.fn

@@ -12,8 +12,9 @@ from ..._core.fields.schedule import (
     check_schedule_value,
 )
 from ..._core.protocol.context import Context
+from ..._core.protocol.inputs import missing
 from ..._core.protocol.parts import Part
-from ..._core.protocol.transform import AbstractTransform, missing
+from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import Writer
 from ..._core.text.messages import uncalled

@@ -21,7 +21,7 @@ from ..._core.protocol.writer import ADD, Writer
 from ..._core.state.marks import params_like_fields
 from ..._core.state.slots import slots
 from ..._core.text.messages import call, series
-from ...tree.dtypes import canonical_float, nearest_float
+from ...tree.dtypes import nearest_float
 from ...tree.packed import cached, unpack
 from ...tree.paths import example, leaf_paths
 from ...tree.types import Params, PyTree, Tracer, is_deleted, is_function
@@ -78,12 +78,12 @@ def advance(
     if not in_training_step:
         grads = model.align(grads, examples=per_example)
     sharding = opt.binding.sharding
-    places = () if sharding is None else sharding.of_updates()
+    places = () if sharding is None else sharding.updates
     if sharding is not None and sharding.axis is None:
         sharding = None  # the state and all intermediate arrays are where the parameters are
     if sharding is not None and not per_example:
         # Reduced only to the shard that updates the state.
-        grads = constrained(grads, sharding.grads)
+        grads = constrained(grads, sharding.updates)
     of_step = {"step": count, "gathered": gathered, "shardings": places}
     context = _context(transform, model, grads, dict(keywords), of_step, in_training_step)
     _check_shapes(Part.root(transform, state, params=params))
@@ -150,7 +150,7 @@ def as_keywords(passed: Mapping[str, Any]) -> dict[str, Any]:
         if name == "weight" and isinstance(x, int | float) and not 0 <= nearest_float(x) < np.inf:
             raise ValueError(f"`weight` must be non-negative and finite, got {x!r}.")
         if isinstance(x, bool | int | float):
-            keywords[name] = jnp.asarray(nearest_float(x), canonical_float())
+            keywords[name] = jnp.asarray(nearest_float(x), tree.canonical_float())
         elif isinstance(x, jax.Array) and x.weak_type:
             keywords[name] = jnp.asarray(x, x.dtype)
     return keywords
@@ -204,8 +204,7 @@ def _context(
     context = Context(**of_step, **keywords, extra=extra)
 
     declared = {name for part in transforms(transform) for name in part.module.needs}
-    if context.residuals is not None:
-        context = _with_loss(context, declared, model.params, grads)
+    context = _with_loss(context, declared, model.params, grads)
     lacking, absent = absent_inputs(transform, lambda n: n == "params" or context.has(n))
     if lacking:
         who = series((f"{type(x.module).__name__} ('{x.name}')" for x in lacking), "and")
@@ -232,10 +231,9 @@ def _checked_residuals(residuals: Any) -> Residuals:
 
 
 def _with_loss(context: Context, declared: set[str], params: Params, grads: Any) -> Context:
-    """The context with the inputs of a line search, which follow from the residuals."""
+    """The context with the inputs of a line search, which follow from residuals if it has any."""
     residuals = context.residuals
-    assert residuals is not None
-    if not residuals.searchable:
+    if residuals is None or not residuals.searchable:
         return context
     entries: dict[str, Any] = {}
     if "value" in declared and context.value is None:
@@ -303,7 +301,7 @@ def _refuse_switched_x64(
     fresh = jax.tree.leaves(jax.eval_shape(transform.init, single))
     held = jax.tree.leaves(state)
     now, other, before, after = np.dtype(np.float32), np.dtype(np.float64), "on", "off"
-    if canonical_float() == other:
+    if tree.canonical_float() == other:
         now, other, before, after = other, now, after, before
     if len(fresh) != len(held):
         return

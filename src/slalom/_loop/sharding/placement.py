@@ -126,14 +126,9 @@ class StateSharding(NamedTuple):
     mesh."""
     params: tuple[NamedSharding | None, ...]
     """The sharding of each parameter; `None` where no state shows it."""
-    grads: tuple[NamedSharding | None, ...]
-    """The sharding of the state that each gradient is added to."""
-
-    def of_updates(self) -> tuple[NamedSharding | None, ...]:
-        """The sharding of each update: with the state that it is derived from, or with its
-        parameter."""
-        pairs = zip(self.grads, self.params, strict=True)
-        return tuple(param if grad is None else grad for grad, param in pairs)
+    updates: tuple[NamedSharding | None, ...]
+    """The sharding of each update: with the state that it is derived from, or with its
+    parameter."""
 
 
 def remembered(state: Iterable[Any], params: PyTree) -> StateSharding | None:
@@ -144,7 +139,7 @@ def remembered(state: Iterable[Any], params: PyTree) -> StateSharding | None:
     if mesh is None or AxisType.Auto not in mesh.axis_types:
         return None  # explicit axes are in the types, which every trace sees
     of_state = tuple(map(mesh_sharding, state))
-    return StateSharding(mesh, None, of_state, of_params, (None,) * len(of_params))
+    return StateSharding(mesh, None, of_state, of_params, of_params)
 
 
 def constrained(arrays: PyTree, shardings: tuple[NamedSharding | None, ...]) -> PyTree:

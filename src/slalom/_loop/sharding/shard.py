@@ -82,8 +82,9 @@ def shard(
     sizes = map(bytes_per_device, (leaves, moved))
     arrays = structure.unflatten(moved)
     of_arrays = tuple(x.sharding for x in jax.tree.leaves(arrays[1:]))
-    grads = tuple(map(targets.get, paths))
-    sharding = StateSharding(mesh, axis, of_arrays, tuple(map(of_params.get, paths)), grads)
+    params_at = tuple(map(of_params.get, paths))
+    updates_at = tuple(map((of_params | targets).get, paths))
+    sharding = StateSharding(mesh, axis, of_arrays, params_at, updates_at)
     new = opt._from_fields(arrays, dataclasses.replace(opt.binding, sharding=sharding))
     return new, ShardedState(partitioned, tuple(whole), *sizes)
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from ... import tree
 from ..._core.fields.schedule import AbstractSchedule
 from ..._core.protocol.loss import loss_of
-from ..._core.protocol.parts import AbstractTraits, inner_transforms, transforms
+from ..._core.protocol.parts import AbstractTraits, transforms
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.messages import warn
 from ...tree.paths import dotted
@@ -125,7 +125,7 @@ def warn_of_capture(opt: Any, inputs: PyTree) -> None:
 
 def warn_of_ascent(transform: AbstractTransform[Any], params: Params) -> None:
     """Warns of a rule without a learning rate, whose steps follow the gradients upwards."""
-    inner = (part.module for part in transforms(transform) if not inner_transforms(part.module))
+    inner = (part.module for part in transforms(transform) if not part.children())
     deliberate = any(
         link.update_sign != 1 or type(link).signs is not AbstractTraits.signs for link in inner
     )
@@ -159,7 +159,7 @@ def watch(
     **Arguments:**
 
     - `who`: what the user calls, such as `opt.step`.
-    - `body`: what is compiled, with the options of a training step.
+    - `body`: what is compiled.
     - `function`: the loss among the arguments, or `None`.
     - `structure`, `statics`: the structure of the arguments, and their static leaves by position.
     - `shapes`: the shapes of what is carried, and where it is.

@@ -14,7 +14,7 @@ from ..._core.protocol.linearization import AbstractBlock, Local
 from ..._core.protocol.real_vectors import as_real
 from ..._core.protocol.residuals import Residuals
 from ..._core.text.messages import check_bool
-from ...tree.dtypes import as_canonical, nearest_float
+from ...tree.dtypes import nearest_float
 from ...tree.paths import candidates
 from ...tree.types import Tracer
 from ..programs.arguments import as_tree
@@ -141,7 +141,7 @@ class LeastSquares(AbstractCurvatureLoss):
         if not isinstance(scale, Tracer) and not 0 < nearest_float(scale) < np.inf:
             got = nearest_float(scale)
             raise ValueError(f"LeastSquares.scale must be positive and finite, got {got}.")
-        self.loss, self.scale = loss, as_canonical(scale)
+        self.loss, self.scale = loss, tree.as_canonical(scale)
 
     def on(self, *args: Any, example_weights: Any = None, **others: Any) -> Residuals:
         if others:
@@ -158,9 +158,7 @@ class LeastSquares(AbstractCurvatureLoss):
             rows, shared = None, arguments
             if term.per_example:
                 rows, shared = divided(term.label, arguments, term.axes_of(arguments))
-            block = _Squares(rows, shared, term, omega, robust)
-            block.check_weights()
-            blocks.append(block)
+            blocks.append(_Squares(rows, shared, term, omega, robust))
         return Residuals(tuple(blocks))
 
     def axes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PyTree:
@@ -241,7 +239,7 @@ class _Term(eqx.Module):
         if not isinstance(weight, Tracer) and not 0 <= nearest_float(weight) < np.inf:
             got = nearest_float(weight)
             raise ValueError(f"The weight of {label} must be non-negative and finite, got {got}.")
-        self.weight = as_canonical(weight)
+        self.weight = tree.as_canonical(weight)
         check_bool(f"LeastSquares.per_example of {label}", per_example)
         self.per_example = per_example
         is_tuple = isinstance(in_axes, tuple | list)
@@ -333,27 +331,13 @@ class _Squares(AbstractBlock):
             each = each * jnp.asarray(self.example_weights, outputs.dtype)
         each = each * jnp.asarray(self.term.weight, outputs.dtype)
         if self.robust is not None:
-            return self._robust(outputs, each[:, None])
+            return _robust(outputs, each[:, None], *self.robust)
         value = jnp.sum(each[:, None] * outputs**2)
         factors = jnp.sqrt(2 * each)
         vector = factors[:, None] * outputs
         return Local(value, factors[:, None] * vector, factors, vector)
 
-    def _robust(self, outputs: Array, each: Array) -> Local:
-        """With the curvature of the loss as far as it is positive, as SciPy and Ceres have it."""
-        assert self.robust is not None
-        name, scale = self.robust
-        size = scale.astype(outputs.dtype) ** 2 / outputs.shape[1]
-        rho, slope, bend = LOSSES[name](outputs**2 / size)
-        cotangents = 2 * each * slope * outputs
-        curved = slope + 2 * bend * outputs**2 / size
-        factors = jnp.sqrt(2 * each * jnp.maximum(curved, jnp.finfo(outputs.dtype).eps))
-        # An example without weight has neither.
-        safe = jnp.where(factors > 0, factors, 1)
-        return Local(jnp.sum(each * size * rho), cotangents, factors, cotangents / safe)
-
-    def check_weights(self) -> None:
-        """Raises an error for example weights that the block cannot have."""
+    def __check_init__(self):
         omega, label = self.example_weights, self.term.label
         shape = getattr(omega, "shape", type(omega).__name__)
         if omega is not None and shape != (self.size,):
@@ -363,3 +347,15 @@ class _Squares(AbstractBlock):
             )
         if omega is not None and not isinstance(omega, Tracer) and bool(jnp.any(omega < 0)):
             raise ValueError(f"The example weights of {label} must be non-negative.")
+
+
+def _robust(outputs: Array, each: Array, name: str, scale: Array) -> Local:
+    """With the curvature of the loss as far as it is positive, as SciPy and Ceres have it."""
+    size = scale.astype(outputs.dtype) ** 2 / outputs.shape[1]
+    rho, slope, bend = LOSSES[name](outputs**2 / size)
+    cotangents = 2 * each * slope * outputs
+    curved = slope + 2 * bend * outputs**2 / size
+    factors = jnp.sqrt(2 * each * jnp.maximum(curved, jnp.finfo(outputs.dtype).eps))
+    # An example without weight has neither.
+    safe = jnp.where(factors > 0, factors, 1)
+    return Local(jnp.sum(each * size * rho), cotangents, factors, cotangents / safe)

@@ -114,16 +114,12 @@ def divided(name: str, arguments: tuple[Any, ...], axes: tuple[bool, ...]) -> tu
 
 
 def linearized(
-    source: AbstractCurvatureLoss,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    model: Split,
-    loss: Loss,
+    source: AbstractCurvatureLoss, inputs: Any, model: Split, loss: Loss
 ) -> tuple[Residuals, Scalar, Updates]:
-    """The loss on these data, with a linearization that the rules share, its value and its
-    gradient."""
+    """The loss on its data, the `args` and `kwargs` of the inputs of a program, with a
+    linearization that the rules share, its value and its gradient."""
     chunks = [getattr(part.module, "chunk", None) for part in loss.askers.get("residuals", ())]
-    residuals = source.on(*args, **kwargs)
+    residuals = source.on(*inputs.args, **inputs.kwargs)
     linear = residuals.of(model.join).at(model.params, chunks[0])
     gradient = tree.cast_like(linear.updates(linear.gradient), model.params)
     return residuals.with_known(linear), linear.value, gradient

@@ -17,7 +17,6 @@ from ..._core.protocol.real_vectors import from_vector, to_vector
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.messages import advise_positions, call, check_function, check_int
 from ...rules.curvature.levenberg_marquardt import ScaleByLevenbergMarquardt
-from ...tree.dtypes import canonical_float, sum_dtype
 from ...tree.types import PyTree, Tracer, WhereLike
 from ..binding.model import split
 from ..binding.optimizer import Optimizer
@@ -149,7 +148,7 @@ class MinimizeResult(eqx.Module):
             m for m in modules if isinstance(m, ScaleByLevenbergMarquardt) and m.scaling is None
         ]
         params = split(self.model, self.opt.binding.trainable).params
-        sizes = np.abs(np.asarray(to_vector(params, sum_dtype(params))))
+        sizes = np.abs(np.asarray(to_vector(params, tree.sum_dtype(params))))
         sizes = sizes[(sizes > 0) & np.isfinite(sizes)]
         if self.converged or not unscaled or sizes.size == 0 or np.ptp(np.log10(sizes)) < 3:
             return ""
@@ -249,7 +248,7 @@ def minimize(
     check_int("`max_steps` of `sl.minimize`", max_steps, 1)
     check_int("`every` of `sl.minimize`", every, 1)
     tolerances = {
-        name: jnp.asarray(check_number(f"minimize.{name}", x, "[0, inf)"), canonical_float())
+        name: jnp.asarray(check_number(f"minimize.{name}", x, "[0, inf)"), tree.canonical_float())
         for name, x in (("ftol", ftol), ("xtol", xtol), ("gtol", gtol))
         if x is not None
     }

@@ -16,7 +16,6 @@ from ..._core.protocol.parts import Part, parts, transforms
 from ..._core.protocol.real_vectors import from_vector, to_vector
 from ..._core.protocol.residuals import Residuals
 from ..._core.text.messages import call
-from ...tree.dtypes import canonical_float, sum_dtype
 from ...tree.rounding import same_bits
 from ...tree.types import PyTree, Scalar
 from ...wrappers import Project
@@ -125,20 +124,19 @@ class Solver(NamedTuple):
             losses=jnp.full(self.problem.max_steps, jnp.nan, shape.dtype),
         )
         end = tree.while_loop("`sl.minimize`", lambda c: c.code < 0, self._iteration, start)
-        norm = tree.norm(end.last.gradient).astype(canonical_float())
+        norm = tree.norm(end.last.gradient).astype(tree.canonical_float())
         others = (end.last.value, norm, end.steps, end.evaluations, end.code, end.losses)
         return [*end.params, *jax.tree.leaves(end.opt.arrays[1:])], others
 
     def _iteration(self, c: _Carry) -> _Carry:
         """Evaluates the loss, and makes a step unless this is the end."""
         root = self._root(c)
-        value, grads, known, evaluations = self._evaluate(c, root)
+        value, grads, residuals, evaluations = self._evaluate(c, root)
         along = along_sets(root, c.params, grads)
         value = value.astype(c.last.value.dtype)
         sizes = jnp.maximum(c.last.sizes, self._vector(map(jnp.abs, c.params)))
         now = _Point(value, self._vector(c.params), self._vector(along), sizes)
         can_move = self._can_move(root, grads, along)
-        residuals: Residuals | None = known.get("residuals")
         code, unchecked, products = self._reason(c, now, can_move, residuals)
         c = c._replace(
             last=now,
@@ -146,9 +144,9 @@ class Solver(NamedTuple):
             unchecked=unchecked,
             evaluations=c.evaluations + evaluations + products,
         )
-        return jax.lax.cond(code < 0, lambda: self._step(c, grads, known), lambda: c)
+        return jax.lax.cond(code < 0, lambda: self._step(c, grads, residuals), lambda: c)
 
-    def _step(self, c: _Carry, grads: list[Array], known: dict[str, Any]) -> _Carry:
+    def _step(self, c: _Carry, grads: list[Array], residuals: Residuals | None) -> _Carry:
         value = c.last.value
         number = self.problem.receiver
         if number is not None:
@@ -156,7 +154,7 @@ class Solver(NamedTuple):
             jax.lax.cond(is_due, lambda: send(number, c.steps, value), lambda: None)
         losses = jax.lax.dynamic_update_index_in_dim(c.losses, value, c.steps, 0)
         gradient = self._tree(grads)
-        known = {"value": value, "grad": gradient, "value_fn": self._loss, **known}
+        known = {"value": value, "grad": gradient, "value_fn": self._loss, "residuals": residuals}
         model, opt = c.opt.step(self.whole.join(c.params), gradient, **known)
         params = jax.tree.leaves(split(model, opt.binding.trainable).params)
         same = [jnp.all(same_bits(a, b)) for a, b in zip(params, c.params, strict=True)]
@@ -174,23 +172,20 @@ class Solver(NamedTuple):
 
     def _evaluate(
         self, c: _Carry, root: Part
-    ) -> tuple[Scalar, list[Array], dict[str, Any], Int[Array, ""] | int]:
-        """The loss, its gradient, the other inputs of a step, and the number of evaluations.
+    ) -> tuple[Scalar, list[Array], Residuals | None, Int[Array, ""] | int]:
+        """The loss, its gradient, its residuals if a rule uses them, and the number of evaluations.
 
         A line search has evaluated the loss where it ended, and a linearization has the gradient.
         """
         params, asked = c.params, root.module.ask(root, Loss())
-        known: dict[str, Any] = {}
         if self.source is not None:
             here = split(self.whole.join(params), c.opt.binding.trainable)
-            known["residuals"], value, gradient = linearized(
-                self.source, self.problem.args, self.problem.kwargs, here, asked
-            )
+            residuals, value, gradient = linearized(self.source, self.problem, here, asked)
             # A search or a damped rule has evaluated the loss here, except for the first time.
-            return value, jax.tree.leaves(gradient), known, (c.steps == 0).astype(jnp.int32)
+            return value, jax.tree.leaves(gradient), residuals, (c.steps == 0).astype(jnp.int32)
         kept = asked.recalled()
         if kept is None:
-            return *self._differentiate(params), known, 1
+            return *self._differentiate(params), None, 1
         value, grads, is_known = kept
         is_known &= c.steps > 0  # an optimizer to continue with may come from other data
         like = jax.tree.leaves(grads)
@@ -200,7 +195,7 @@ class Solver(NamedTuple):
             return new.astype(value.dtype), tree.cast_like(found, like)
 
         value, found = jax.lax.cond(is_known, lambda: (value, like), compute)
-        return value, found, known, jnp.where(is_known, 0, 1)
+        return value, found, None, jnp.where(is_known, 0, 1)
 
     def _reason(
         self, c: _Carry, now: _Point, can_move: Array, residuals: Residuals | None
@@ -345,7 +340,7 @@ class Solver(NamedTuple):
 
         pairs = zip(leaves, params, strict=True)
         parts = [as_pair(x) if jnp.iscomplexobj(p) else x for x, p in pairs]
-        return to_vector(parts, sum_dtype(params))
+        return to_vector(parts, tree.sum_dtype(params))
 
     def _value(self, params: list[Array]) -> Scalar:
         return self._loss(self.whole.join(params))

@@ -13,7 +13,29 @@ from ...tree import is_array
 from ...tree.dtypes import is_key
 from ...tree.paths import candidates, dotted, first_difference
 from ...tree.types import PyTree
+from ..binding.optimizer import Optimizer
 from ..residual_losses import AbstractCurvatureLoss
+from .options import Options
+
+
+class TrainingInputs(NamedTuple):
+    """The inputs of the program of a training step."""
+
+    args: tuple[Any, ...]
+    """The arguments of the loss after the model."""
+    context: dict[str, Any]
+    """The inputs of the transforms that the caller passed."""
+    kwargs: dict[str, Any]
+    """The keywords of the loss."""
+    loss: Any
+    """The loss as a tree."""
+    model: PyTree
+    opt: Optimizer
+    options: Options
+    scan: dict[str, Any] | None = None
+    """The options of a scan, `None` for a single step."""
+    model_state: PyTree = None
+    """The state of the model at the start of a scan, if it has one."""
 
 
 class _Place:
@@ -113,7 +135,7 @@ class Batch(NamedTuple):
             rows = x.reshape(x.shape[0] // number, number, *x.shape[1:])
             return jax.lax.dynamic_index_in_dim(rows, i, axis=1, keepdims=False)
 
-        return self._map(part, sizes=tuple(n // number for n in self.sizes))
+        return self.mapped(part, sizes=tuple(n // number for n in self.sizes))
 
     def with_keys(self, number: int, role: Role) -> "Batch":
         """The batch with each PRNG key split into this number of keys, which have a role."""
@@ -121,38 +143,28 @@ class Batch(NamedTuple):
         def split(x: Any, r: Role) -> Any:
             return jax.random.split(x, number) if r is Role.KEY else x
 
-        return self._map(split).with_role(role, Role.KEY)
+        return self.mapped(split).with_role(role, Role.KEY)
 
     def with_role(self, role: Role, before: Role) -> "Batch":
         """The batch with one role in place of another."""
         return self._replace(roles=jax.tree.map(lambda r: role if r is before else r, self.roles))
 
-    def _map(self, function: Callable[[Any, Role], Any], **changes: Any) -> "Batch":
+    def mapped(self, function: Callable[[Any, Role], Any], **changes: Any) -> "Batch":
         """The batch with the result of a function of each leaf and its role, and other changes."""
-        return self._replace(arguments=self.mapped(function, self.arguments), **changes)
-
-    def mapped(self, function: Callable[[Any, Role], Any], arguments: Arguments) -> Arguments:
-        """The results of a function of each leaf of these arguments and its role."""
-        return jax.tree.map(lambda role, x: function(x, role), self.roles, arguments)
+        new = jax.tree.map(lambda role, x: function(x, role), self.roles, self.arguments)
+        return self._replace(arguments=new, **changes)
 
 
-def batch_of(
-    loss_fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    batch_args: tuple[int | str, ...] | None,
-    parts: str,
-) -> Batch:
+def batch_of(inputs: TrainingInputs, parts: str) -> Batch:
     """The batch among the arguments of a loss. Raises an error if it cannot be divided.
 
     **Arguments:**
 
-    - `loss_fn`: the loss, for the names of its arguments.
-    - `args`, `kwargs`: its arguments after the model.
-    - `batch_args`: the names or positions of the arguments that hold the batch; `None` for all.
+    - `inputs`: the inputs of the step.
     - `parts`: the name of the parts that the batch is divided into, for messages.
     """
-    names = _positional_names(loss_fn)
+    args, kwargs, batch_args = inputs.args, inputs.kwargs, inputs.options.batch_args
+    names = _positional_names(inputs.loss)
     passed: dict[int | str, Any] = dict(enumerate(args)) | dict(kwargs)
     if batch_args is None:
         keys = list(passed)
@@ -160,26 +172,25 @@ def batch_of(
         keys = [_passed_as(which, names, passed) for which in batch_args]
     leaves, structure = jax.tree_util.tree_flatten_with_path((args, kwargs), is_leaf=is_state)
     axes: Any = None
-    if isinstance(loss_fn, AbstractCurvatureLoss):
+    if isinstance(inputs.loss, AbstractCurvatureLoss):
         if batch_args is not None:
             raise ValueError(
-                f"{type(loss_fn).__name__} knows itself which arguments hold the batch. Remove "
+                f"{type(inputs.loss).__name__} knows itself which arguments hold the batch. Remove "
                 "`batch_args`."
             )
-        axes = jax.tree.leaves(loss_fn.axes(args, kwargs), is_leaf=is_state)
+        axes = jax.tree.leaves(inputs.loss.axes(args, kwargs), is_leaf=is_state)
     roles, rows = [], []
     for i, ((_, key, *rest), x) in enumerate(leaves):
         index: Any = getattr(key, "idx", getattr(key, "key", None))
         holds_batch = index in keys if axes is None else bool(axes[i])
-        role = Role.ROWS if holds_batch else Role.WHOLE
-        if not is_array(x):  # nor is a state
-            role = Role.WHOLE
-        elif is_single_key(x):
-            role = Role.KEY
-        roles.append(role)
-        if role is Role.ROWS:
+        if is_single_key(x):
+            roles.append(Role.KEY)
+        elif holds_batch and is_array(x):  # a state is none
+            roles.append(Role.ROWS)
             path = ".".join(filter(None, (_name(index, names), dotted(tuple(rest)))))
             rows.append((axes[i] if axes else "", path, x))
+        else:
+            roles.append(Role.WHOLE)
     for key in keys if batch_args is not None else ():
         if not any(map(is_array, jax.tree.leaves(passed[key]))):
             raise TypeError(

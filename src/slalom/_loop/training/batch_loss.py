@@ -1,6 +1,6 @@
 """A loss and the batch of a step, divided into microbatches and examples."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -12,72 +12,77 @@ from jaxtyping import Array
 from ... import tree
 from ..._core.text.messages import call, series, warn
 from ..._core.text.printing import code
-from ...tree import accumulation_dtype, cast
-from ...tree.dtypes import canonical_float
 from ...tree.packed import pack, unpack
 from ...tree.paths import first_difference
 from ...tree.types import PyTree, Scalar, Updates, is_state
 from ..binding.model import Split, split, strong
-from ..binding.optimizer import Optimizer
-from .batch import PLACE, Arguments, Batch, Role, batch_of, check_state, states_of, with_states
+from .batch import (
+    PLACE,
+    Arguments,
+    Batch,
+    Role,
+    TrainingInputs,
+    batch_of,
+    check_state,
+    states_of,
+    with_states,
+)
 from .loss import LossResult, call_loss, checked_loss
-from .options import Options
 
 LossGradient: TypeAlias = Callable[[Arguments], tuple[list[Array], PyTree]]
 """Maps the arguments of a loss to the leaves of its gradient and a packed `LossResult`."""
 
 
 class BatchLoss(NamedTuple):
-    """A loss and the batch of this step.
+    """The loss of this step and its batch.
 
-    With a `scale`, the gradients are those of the loss times it.
+    **Arguments:**
+
+    - `inputs`: the inputs of the step.
+    - `model`: the model at which the loss is differentiated.
+    - `scale`: a factor of the loss in its gradients.
     """
 
-    loss_fn: Callable[..., Any]
-    options: Options
+    inputs: TrainingInputs
     model: Split
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
     scale: Scalar | None
 
-    def at(self, model: PyTree, opt: Optimizer) -> "BatchLoss":
+    def at(self, model: PyTree) -> "BatchLoss":
         """The loss of another model on the same batch, to differentiate there."""
-        return self._replace(model=split(model, opt.binding.trainable))
+        return self._replace(model=split(model, self.inputs.opt.binding.trainable))
 
     @property
     def trained(self) -> list[Array]:
         """The arrays to differentiate with respect to."""
         return [strong(x) for x in jax.tree.leaves(self.model.params)]
 
-    def evaluate(self, model: PyTree, arguments: Arguments) -> LossResult:
-        """The loss with these arguments."""
-        options = self.options
-        return checked_loss(self.returned(model, arguments), options.has_aux, options.has_weight)
-
-    def returned(self, model: PyTree, arguments: Arguments) -> Any:
-        """The results of the loss with these arguments."""
-        args, kwargs = arguments
-        if self.options.compute_dtype is not None:
-            state = args[: self.options.has_model_state]
+    def evaluate(
+        self, model: PyTree, arguments: Arguments, check: Callable[..., Any] = checked_loss
+    ) -> Any:
+        """The loss with these arguments: a `LossResult`, or what else `check` makes of it."""
+        (args, kwargs), options = arguments, self.inputs.options
+        if options.compute_dtype is not None:
+            state = args[: options.has_model_state]
             whole = (model, args[len(state) :], kwargs)
-            model, args, kwargs = in_compute_dtype(whole, self.options.compute_dtype)
+            model, args, kwargs = in_compute_dtype(whole, options.compute_dtype)
             args = (*state, *args)
-        return call_loss(self.loss_fn, model, *args, **kwargs)
+        returned = call_loss(self.inputs.loss, model, *args, **kwargs)
+        return check(returned, options.has_aux, options.has_weight)
 
     def differentiate(self, arguments: Arguments) -> tuple[list[Array], PyTree]:
         """The leaves of the gradient with these arguments, not conjugated."""
 
         def scaled_loss(trained: list[Array]) -> tuple[Scalar, PyTree]:
-            result = self.evaluate(self.model.join(trained), arguments)
+            result: LossResult = self.evaluate(self.model.join(trained), arguments)
             # Where nothing depends on them, no value is traced for their derivative.
             if type(result.loss) is not type(trained[0]):
                 warn(
                     "The loss does not depend on the parameters, so their gradients are zero. Use "
                     "the model that the loss gets as its first argument."
                 )
-            loss, dtype = result.loss, accumulation_dtype(result.loss.dtype)
+            loss, dtype = result.loss, tree.accumulation_dtype(result.loss.dtype)
             if self.scale is not None:
-                loss = cast(loss, dtype) * cast(self.scale, dtype)
+                loss = tree.cast(loss, dtype) * tree.cast(self.scale, dtype)
             return loss, pack(result)
 
         return jax.grad(scaled_loss, has_aux=True)(self.trained)
@@ -85,18 +90,16 @@ class BatchLoss(NamedTuple):
     def map_examples(self, batch: Batch) -> tuple[list[Array], LossResult]:
         """The gradient of each example, stacked, and the mean of the losses."""
 
-        def differentiate(arguments: Arguments) -> tuple[list[Array], PyTree]:
-            # The loss is called as for any batch, here of one example, with a single key.
-            return self.differentiate(batch.mapped(in_batch, arguments))
-
-        def in_batch(x: Any, role: Role) -> Any:
-            return x[None] if role is Role.ROWS else x
+        # The loss is called as for any batch, here of one example, with a single key.
+        def one_by_one(x: Any, role: Role) -> Any:
+            return x[:, None] if role is Role.ROWS else x
 
         def axis(role: Role) -> int | None:
             return 0 if role in (Role.ROWS, Role.EXAMPLE_KEYS) else None
 
         axes = jax.tree.map(axis, batch.roles)
-        grads, packed = jax.vmap(differentiate, in_axes=(axes,))(batch.arguments)
+        arguments = batch.mapped(one_by_one).arguments
+        grads, packed = jax.vmap(self.differentiate, in_axes=(axes,))(arguments)
         result: LossResult = unpack(packed)
         if states_of(result.aux):
             raise ValueError(
@@ -119,10 +122,11 @@ class BatchLoss(NamedTuple):
         **Returns:** the weighted means of the gradient, over microbatches in the accumulation
         dtype; and the mean loss, the total weight and the stacked `aux`.
         """
-        if self.options.microbatches is None:
-            means, packed = function((self.args, self.kwargs))
+        number = self.inputs.options.microbatches
+        if number is None:
+            means, packed = function((self.inputs.args, self.inputs.kwargs))
             return means, unpack(packed)
-        batch, number = self.divided("microbatches"), self.options.microbatches
+        batch = batch_of(self.inputs, "microbatches")
         if number == "split":
             batch, number = batch.with_role(Role.PARTS, Role.ROWS), batch.size
         pad = ", or pad the batch and let the loss return a weighted mean and its weight, with "
@@ -132,7 +136,7 @@ class BatchLoss(NamedTuple):
     def _over_parts(
         self, function: LossGradient, like: list[Array], batch: Batch, number: int
     ) -> tuple[list[Array], LossResult]:
-        has_weight = self.options.has_weight
+        has_weight = self.inputs.options.has_weight
 
         def body(carry: Any, i: Any) -> Any:
             total, means, states = carry
@@ -153,14 +157,14 @@ class BatchLoss(NamedTuple):
             means = tree.map_leaves(rule, (means, new), SimpleNamespace(weight=weight, share=share))
             return (total, means, states), packed
 
-        means = [jnp.zeros_like(x, accumulation_dtype(x.dtype)) for x in like]
+        means = [jnp.zeros_like(x, tree.accumulation_dtype(x.dtype)) for x in like]
         states = jax.tree.map(strong, states_of(batch.arguments))
-        start = (jnp.zeros((), canonical_float()), means, states)
+        start = (jnp.zeros((), tree.canonical_float()), means, states)
         (total, means, states), packed = jax.lax.scan(body, start, jnp.arange(number))
         stacked: LossResult = unpack(packed)
         aux = with_states(stacked.aux, states)
         weights = jnp.asarray(stacked.weight, total.dtype)
-        losses = jnp.asarray(stacked.loss, accumulation_dtype(stacked.loss.dtype))
+        losses = jnp.asarray(stacked.loss, tree.accumulation_dtype(stacked.loss.dtype))
         shares = jnp.asarray(weights / jnp.where(total == 0, 1, total), losses.dtype)
         loss = jnp.sum(jnp.where(weights == 0, 0, losses * shares))
         return means, LossResult(
@@ -187,7 +191,7 @@ class BatchLoss(NamedTuple):
 
         def sums_of(stacked: list[Any]) -> Any:
             sums = function(self.ascent(stacked))
-            return sums, [jnp.mean(g, 0, accumulation_dtype(g.dtype)) for g in stacked]
+            return sums, [jnp.mean(g, 0, tree.accumulation_dtype(g.dtype)) for g in stacked]
 
         def body(before: Any, i: Any) -> Any:
             stacked, result = self.map_examples(batch.microbatch(i, number))
@@ -207,10 +211,6 @@ class BatchLoss(NamedTuple):
 
         return self.over_batch(without_gradient, [])[1].loss
 
-    def divided(self, parts: str) -> Batch:
-        """The batch, ready to be divided."""
-        return batch_of(self.loss_fn, self.args, self.kwargs, self.options.batch_args, parts)
-
     def ascent(self, grads: list[Array]) -> Updates:
         """Gradients as a tree like the parameters. JAX returns the conjugate of the direction of
         steepest ascent."""
@@ -218,7 +218,7 @@ class BatchLoss(NamedTuple):
 
     def transformed(self, grads: Updates) -> Updates:
         """Gradients as the optimizer sees them."""
-        transform = self.options.transform_grads
+        transform = self.inputs.options.transform_grads
         if transform is None:
             return grads
         new = call("`transform_grads`", transform, grads=grads)
@@ -229,7 +229,7 @@ class BatchLoss(NamedTuple):
 
 
 def _mean_loss(stacked: LossResult) -> LossResult:
-    losses = jnp.asarray(stacked.loss, accumulation_dtype(stacked.loss.dtype))
+    losses = jnp.asarray(stacked.loss, tree.accumulation_dtype(stacked.loss.dtype))
     return stacked._replace(loss=jnp.asarray(jnp.mean(losses), stacked.loss.dtype))
 
 

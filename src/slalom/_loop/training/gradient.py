@@ -17,49 +17,21 @@ from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.messages import check_takes, warn
 from ...combine import Terms
-from ...tree import cast, cast_like, gram_matrix, scale
-from ...tree.dtypes import canonical_float
+from ...tree import canonical_float, cast, cast_like, gram_matrix, scale
 from ...tree.packed import pack, unpack
 from ...tree.types import PyTree, Scalar, Updates
 from ..binding.model import split
-from ..binding.optimizer import Optimizer
 from ..binding.stepping import advance, sampled_params
 from ..residual_losses import AbstractCurvatureLoss, linearized
-from .batch import Role
+from .batch import Role, TrainingInputs, batch_of
 from .batch_loss import BatchLoss
 from .loss import LossResult, check_call, checked_loss, checked_terms, residual_loss
-from .options import Options
 
 
-class TrainingInputs(NamedTuple):
-    """The inputs of the program of a training step."""
-
-    args: tuple[Any, ...]
-    """The arguments of the loss after the model."""
-    context: dict[str, Any]
-    """The inputs of the transforms that the caller passed."""
-    kwargs: dict[str, Any]
-    """The keywords of the loss."""
-    loss: PyTree
-    """The loss as a tree."""
-    model: PyTree
-    opt: Optimizer
-    sampled_loss_fn: Any
-    """The option of `train_step` as a tree."""
-    transform_grads: Callable[[Any], Any] | None
-    scan: dict[str, Any] | None = None
-    """The options of a scan, `None` for a single step."""
-    model_state: PyTree = None
-    """The state of the model at the start of a scan, if it has one."""
-
-
-def train_step(options: Options, inputs: TrainingInputs) -> tuple[list[Array], PyTree]:
+def train_step(inputs: TrainingInputs) -> tuple[list[Array], PyTree]:
     """The body of the compiled program: the new values of the carried leaves, and the third result
     of the step in a tuple, with nothing to check after it."""
-    opt = inputs.opt
-    options = options._replace(
-        transform_grads=inputs.transform_grads, sampled_loss_fn=inputs.sampled_loss_fn
-    )
+    opt, options = inputs.opt, inputs.options
     model = at = split(inputs.model, opt.binding.trainable)
     loss = loss_of(opt.transform, opt.state, Context(step=opt.arrays.count), model.params)
     options.check_loss(loss)
@@ -67,21 +39,15 @@ def train_step(options: Options, inputs: TrainingInputs) -> tuple[list[Array], P
         drawn = sampled_params(loss, model.params)
         at = split(model.join(drawn), opt.binding.trainable)
     check_call(inputs.loss, inputs.args, inputs.kwargs)
-    batch_loss = BatchLoss(
-        loss_fn=inputs.loss,
-        options=options,
-        model=at,
-        args=inputs.args,
-        kwargs=inputs.kwargs,
-        scale=next((part.state.scale for part in loss.askers.get("scaled loss", ())), None),
-    )
+    scales = (part.state.scale for part in loss.askers.get("scaled loss", ()))
+    batch_loss = BatchLoss(inputs, at, next(scales, None))
     if options.compute_dtype == "float16" and batch_loss.scale is None:
         warn(
             "The loss is computed in float16, and nothing scales it: gradients below 6e-8 "
             'become 0. Write `tx.scale_loss()`, or `compute_dtype="bfloat16"`, which needs no '
             "scale."
         )
-    source = residual_loss(batch_loss.loss_fn, loss)
+    source = residual_loss(inputs.loss, loss)
     weight = inputs.context.get("weight")
 
     def ask_again(result: LossResult, **entries: Any) -> Loss:
@@ -101,9 +67,9 @@ def train_step(options: Options, inputs: TrainingInputs) -> tuple[list[Array], P
         gradient = _batch_gradient(batch_loss)
 
     result = gradient.result
-    entries = _context_entries(gradient, batch_loss, inputs, loss)
+    entries = _context_entries(gradient, batch_loss, loss)
     if source is not None:
-        entries.setdefault("residuals", source.on(*batch_loss.args, **batch_loss.kwargs))
+        entries.setdefault("residuals", source.on(*inputs.args, **inputs.kwargs))
     params, state = advance(
         opt, model, gradient.grads, entries, gathered=gradient.gathered, in_training_step=True
     )
@@ -112,11 +78,10 @@ def train_step(options: Options, inputs: TrainingInputs) -> tuple[list[Array], P
     return jax.tree.leaves(params) + state, ((returned,), [])
 
 
-def _context_entries(
-    gradient: "Gradient", batch_loss: BatchLoss, inputs: TrainingInputs, loss: Loss
-) -> dict[str, Any]:
+def _context_entries(gradient: "Gradient", batch_loss: BatchLoss, loss: Loss) -> dict[str, Any]:
     """The inputs of the transforms: those that the caller passed, and those that they ask for."""
-    options, opt, result = batch_loss.options, inputs.opt, gradient.result
+    inputs, result = batch_loss.inputs, gradient.result
+    options = inputs.options
     entries = {"value": result.loss, **inputs.context, **gradient.entries}
     if "max_logits" in loss.askers:
         stacked = (options.microbatches is not None) + ("single examples" in loss.askers)
@@ -128,9 +93,9 @@ def _context_entries(
     if "value_fn" in loss.askers:
         entries["value_fn"] = batch_loss.value
     if "grad_fn" in loss.askers:
-        entries["grad_fn"] = lambda model: _unscaled_gradient(batch_loss.at(model, opt)).grads
+        entries["grad_fn"] = lambda model: _unscaled_gradient(batch_loss.at(model)).grads
     if "sampled_grad_fn" in loss.askers and options.sampled_loss_fn is not None:
-        entries["sampled_grad_fn"] = functools.partial(_sampled_gradient, batch_loss, opt)
+        entries["sampled_grad_fn"] = functools.partial(_sampled_gradient, batch_loss)
     return entries
 
 
@@ -165,8 +130,7 @@ def _linearized_gradient(
     batch_loss: BatchLoss, source: AbstractCurvatureLoss, loss: Loss
 ) -> Gradient:
     """The gradient from the Jacobian of the residuals, which the rules need in any case."""
-    args, kwargs = batch_loss.args, batch_loss.kwargs
-    residuals, value, grads = linearized(source, args, kwargs, batch_loss.model, loss)
+    residuals, value, grads = linearized(source, batch_loss.inputs, batch_loss.model, loss)
     return Gradient(grads, grads, checked_loss(value), {"residuals": residuals})
 
 
@@ -181,12 +145,11 @@ def _combined_gradient(
     - `ask_again`: from the results of the loss, and more entries of the context, to the loss that
         the transforms then ask for.
     """
-    options, names = batch_loss.options, part.module.terms
+    names, check = part.module.terms, functools.partial(checked_terms, names=part.module.terms)
 
     def terms_of(trained: list[Array]) -> tuple[Array, PyTree]:
-        model = batch_loss.model.join(trained)
-        returned = batch_loss.returned(model, (batch_loss.args, batch_loss.kwargs))
-        losses, result = checked_terms(returned, names, options.has_aux, options.has_weight)
+        arguments = batch_loss.inputs.args, batch_loss.inputs.kwargs
+        losses, result = batch_loss.evaluate(batch_loss.model.join(trained), arguments, check)
         return losses, pack(result)
 
     losses, pullback, packed = jax.vjp(terms_of, batch_loss.trained, has_aux=True)
@@ -231,11 +194,9 @@ def _unscaled_gradient(batch_loss: BatchLoss) -> Gradient:
     return gradient._replace(grads=scale(gradient.grads, 1 / batch_loss.scale))
 
 
-def _sampled_gradient(
-    batch_loss: BatchLoss, opt: Optimizer, model: PyTree, key: Any
-) -> tuple[Updates, Scalar]:
+def _sampled_gradient(batch_loss: BatchLoss, model: PyTree, key: Any) -> tuple[Updates, Scalar]:
     """The gradient of the mean loss for labels that are drawn from a model, and their number."""
-    options = batch_loss.options
+    inputs, options = batch_loss.inputs, batch_loss.inputs.options
     sampled_loss_fn: Any = options.sampled_loss_fn
 
     @functools.wraps(sampled_loss_fn)
@@ -257,13 +218,10 @@ def _sampled_gradient(
         # The key comes before the arguments that are counted.
         moved = (i + 1 if isinstance(i, int) else i for i in options.batch_args)
         options = options._replace(batch_args=tuple(moved))
-    sampled = batch_loss.at(model, opt)._replace(
-        loss_fn=loss_fn,
-        # The number of labels is the weight in the mean over microbatches.
-        options=options._replace(has_aux=False, has_weight=True),
-        args=(key, *batch_loss.args),
-    )
-    gradient = _unscaled_gradient(sampled)
+    # The number of labels is the weight in the mean over microbatches.
+    options = options._replace(has_aux=False, has_weight=True)
+    inputs = inputs._replace(loss=loss_fn, options=options, args=(key, *inputs.args))
+    gradient = _unscaled_gradient(batch_loss.at(model)._replace(inputs=inputs))
     return gradient.grads, gradient.result.weight
 
 
@@ -280,8 +238,8 @@ def _recalled_gradient(batch_loss: BatchLoss, loss: Loss, transform: AbstractTra
     value, grad, is_known = kept
 
     def compute() -> tuple[Scalar, Updates]:
-        means, result = batch_loss.over_batch(batch_loss.differentiate, batch_loss.trained)
-        return jnp.asarray(result.loss, value.dtype), cast_like(batch_loss.ascent(means), grad)
+        new = _batch_gradient(batch_loss)  # which no `transform_grads` changes
+        return jnp.asarray(new.result.loss, value.dtype), cast_like(new.grads, grad)
 
     value, grads = jax.lax.cond(is_known, lambda: (value, grad), compute)
     return Gradient(grads, grads, LossResult(value, jnp.ones(()), None))
@@ -289,14 +247,14 @@ def _recalled_gradient(batch_loss: BatchLoss, loss: Loss, transform: AbstractTra
 
 def _per_example_gradient(batch_loss: BatchLoss, part: Part) -> Gradient:
     """Per-example gradients, or the sums of them that the first link gathers."""
-    link, options = part.module, batch_loss.options
+    link, options = part.module, batch_loss.inputs.options
     gathers = isinstance(link, AbstractPerExampleTransform)
     if options.microbatches is not None and not gathers:
         raise TypeError(
             f"{type(link).__name__} needs the per-example gradients of the whole batch. To use "
             "microbatches, let it subclass `sl.AbstractPerExampleTransform`, which gathers sums."
         )
-    batch = batch_loss.divided("examples")
+    batch = batch_of(batch_loss.inputs, "examples")
     batch = batch.with_keys(batch.size, Role.EXAMPLE_KEYS)
     if options.microbatches is None or not gathers:
         stacked, result = batch_loss.map_examples(batch)

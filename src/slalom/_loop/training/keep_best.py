@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Int
 from ... import tree
 from ..._core.text.messages import check_bool, check_int
 from ..._core.text.printing import AbstractPrinted, Call
-from ...tree.dtypes import canonical_float, nearest_float
+from ...tree.dtypes import nearest_float
 from ...tree.packed import Packed, pack, unpack
 from ...tree.paths import first_difference, leaf_paths
 from ...tree.sharding import to_device
@@ -101,7 +101,7 @@ class KeepBest(AbstractPrinted, Generic[Model]):
         check_bool("KeepBest.minimize", minimize)
         self.patience, self.min_delta, self.minimize = patience, least, minimize
         self.arrays = jax.tree.map(lambda x: jnp.copy(strong(x)), pack(model))
-        self.value = jnp.array(math.inf if minimize else -math.inf, canonical_float())
+        self.value = jnp.array(math.inf if minimize else -math.inf, tree.canonical_float())
         self.stale = tree.fresh_count()
 
     @property
@@ -197,7 +197,7 @@ def _checked_value(value: Any) -> Any:
             "KeepBest.update takes a model and its loss, a real scalar, got a "
             f"{type(value).__name__} in place of the loss."
         )
-    value = jnp.asarray(value, canonical_float()) if is_number else value
+    value = jnp.asarray(value, tree.canonical_float()) if is_number else value
     real = jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer)
     if np.shape(value) != () or not real:
         raise ValueError(

@@ -1,6 +1,8 @@
 """Checks the calls of a loss, and its results."""
 
+import functools
 import inspect
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -10,8 +12,7 @@ from jaxtyping import Array, Float
 
 from ..._core.protocol.loss import Loss
 from ..._core.text.messages import NEEDS_A_VALUE, where_raised
-from ...tree import accumulation_dtype, cast, is_array
-from ...tree.dtypes import canonical_float
+from ...tree import accumulation_dtype, canonical_float, cast, is_array
 from ...tree.types import PyTree, Scalar
 from ..residual_losses import AbstractCurvatureLoss, LeastSquares
 
@@ -148,7 +149,7 @@ def checked_loss(returned: Any, has_aux: bool = False, has_weight: bool = False)
     if has_aux or has_weight:
         loss, weight, aux = _unpacked(returned, has_aux, has_weight)
     if isinstance(loss, dict):
-        loss = _sum_of_terms(loss)
+        loss = functools.reduce(operator.add, _in_one_dtype(loss).values())
     if loss is None:
         raise TypeError("The loss returned None. Does the function end with `return`?")
     if not is_array(loss) and not isinstance(loss, int | float | complex):
@@ -181,7 +182,7 @@ def checked_loss(returned: Any, has_aux: bool = False, has_weight: bool = False)
 
 
 def checked_terms(
-    returned: Any, names: tuple[str, ...], has_aux: bool, has_weight: bool
+    returned: Any, has_aux: bool, has_weight: bool, names: tuple[str, ...]
 ) -> tuple[Float[Array, " terms"], LossResult]:
     """The terms that a loss returns, in this order, and its results, of which the loss is their
     sum."""
@@ -193,30 +194,28 @@ def checked_terms(
             f"`.combine` of this optimizer is for the terms {list(names)}, so the loss must return "
             f"a dict with these names, got {got}."
         )
-    values = [jnp.asarray(terms[name]) for name in names]
-    dtype = accumulation_dtype(*(x.dtype for x in values))
-    return jnp.stack([cast(x, dtype) for x in values]), result
+    by_name = _in_one_dtype(terms)
+    return jnp.stack([by_name[name] for name in names]), result
 
 
-def _sum_of_terms(terms: dict[Any, Any]) -> Array:
-    """The sum of a dict of losses."""
+def _in_one_dtype(terms: dict[Any, Any]) -> dict[Any, Array]:
+    """The terms of a loss, in the dtype of their sum."""
     if not terms:
         raise ValueError("The loss returned a dict without terms.")
-    total: Any = None
+    arrays = {}
     for name, term in terms.items():
         if not is_array(term) and not isinstance(term, int | float):
             raise TypeError(
                 f"The terms of a loss must be scalars, and '{name}' is {_describe(term)}."
             )
-        term = jnp.asarray(term)
+        arrays[name] = term = jnp.asarray(term)
         if term.shape != () or not jnp.issubdtype(term.dtype, jnp.floating):
             raise TypeError(
                 "The terms of a loss must be real floating scalars, and "
                 f"'{name}' has shape {term.shape} and dtype {term.dtype}."
             )
-        dtype = accumulation_dtype(term.dtype, *(() if total is None else (total.dtype,)))
-        total = cast(term, dtype) if total is None else cast(total, dtype) + cast(term, dtype)
-    return total
+    dtype = accumulation_dtype(*(x.dtype for x in arrays.values()))
+    return {name: cast(x, dtype) for name, x in arrays.items()}
 
 
 def _unpacked(returned: Any, has_aux: bool, has_weight: bool) -> tuple[Any, Any, Any]:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 import equinox as eqx
+import jax
 from jax.typing import DTypeLike
 
 from ..._core.protocol.loss import Loss
@@ -39,7 +40,10 @@ class TrainOptions(TypedDict, total=False):
 
 
 class Options(NamedTuple):
-    """All keywords of `train_step`, converted."""
+    """All keywords of `train_step`, converted.
+
+    As a tree, its functions are leaves, so that their arrays are traced, and all else is static.
+    """
 
     has_aux: bool = False
     has_weight: bool = False
@@ -103,6 +107,11 @@ class Options(NamedTuple):
             if getattr(self, name):
                 raise ValueError(f"{who}{reason}. Remove `{name}`.")
 
+
+_FUNCTIONS = ("transform_grads", "sampled_loss_fn")
+jax.tree_util.register_dataclass(
+    Options, _FUNCTIONS, [name for name in Options._fields if name not in _FUNCTIONS]
+)
 
 _REFUSED = {
     "recalled gradient": (

@@ -16,20 +16,20 @@ from ...tree.paths import dotted
 from ...tree.types import PyTree
 from ..programs.arguments import carried
 from ..reports.describe import metrics
-from .batch import check_state, is_single_key
-from .gradient import TrainingInputs, train_step
-from .options import Options, check_model_state
+from .batch import TrainingInputs, check_state, is_single_key
+from .gradient import train_step
+from .options import check_model_state
 
 
-def scan_steps(options: Options, inputs: TrainingInputs) -> tuple[list[Array], PyTree]:
+def scan_steps(inputs: TrainingInputs) -> tuple[list[Array], PyTree]:
     """The body of a program that takes many training steps, by `scan` and `model_state`.
 
     **Returns:** the new values of the carried leaves, and the results after the model and the
     optimizer, with the states that `check_guarded` takes.
     """
     scan, start = inputs.scan or {}, inputs.model_state
-    inputs = inputs._replace(scan=None, model_state=None)
-    options = options._replace(has_model_state=start is not None)
+    options = inputs.options._replace(has_model_state=start is not None)
+    inputs = inputs._replace(options=options, scan=None, model_state=None)
     # The model's functions cannot be carried, so the leaves are.
     leaves, structure = jax.tree.flatten(inputs)
     positions = [*carried(inputs, structure.unflatten(range(len(leaves))))]
@@ -45,7 +45,7 @@ def scan_steps(options: Options, inputs: TrainingInputs) -> tuple[list[Array], P
         now = with_carried(before)._replace(**eqx.combine(row, same))
         if start is not None:
             now = now._replace(args=(model_state, *now.args))
-        new, ((returned,), _) = train_step(options, now)
+        new, ((returned,), _) = train_step(now)
         if start is not None:
             *returned, model_state = returned
             check_state(model_state, start, "`model_state`")
@@ -126,7 +126,6 @@ def check_guarded(opt: Any, guarded: list[Any], results: Any) -> None:
     """
     parts = [part for part in transforms(opt.transform) if part.module.guard is not None]
     for part, states in zip(parts, guarded, strict=True):
-        assert part.module.guard is not None
         try:
             part.module.guard(part.name, states)
         except Exception as error:
@@ -137,11 +136,10 @@ def check_guarded(opt: Any, guarded: list[Any], results: Any) -> None:
             raise
 
 
-def check_scan(
-    options: Options, scan: dict[str, Any], model_state: PyTree, batches: tuple[Any, ...]
-) -> None:
+def check_scan(inputs: TrainingInputs) -> None:
     """Raises an error for options that a scan cannot have, and for a list of batches."""
-    for i, batch in enumerate(batches):
+    scan, options = inputs.scan or {}, inputs.options
+    for i, batch in enumerate(inputs.args):
         if _is_list_of_batches(batch):
             raise TypeError(
                 f"The positional argument {i} of `step.scan` is a list of {len(batch)} alike, and "
@@ -149,23 +147,22 @@ def check_scan(
                 "entry, stack them: `step.scan(model, opt, *jax.tree.map(lambda *x: jnp.stack(x), "
                 "*batches))`. If the loss takes a list, pass a tuple."
             )
-    for name, least in (("length", 0), ("unroll", 1)):
-        if scan[name] is not None or name != "length":
-            check_int(f"`{name}` of `step.scan`", scan[name], least)
+    if scan["length"] is not None:
+        check_int("`length` of `step.scan`", scan["length"], 0)
+    check_int("`unroll` of `step.scan`", scan["unroll"], 1)
     check_bool("`with_metrics` of `step.scan`", scan["with_metrics"])
-    if model_state is None:
+    if inputs.model_state is None:
         return
     if not options.has_aux:
         raise ValueError(
             "`model_state` is what the loss returns as its `aux`. Write "
             "`sl.train_step(loss_fn, has_aux=True)`, and return (loss, model_state)."
         )
-    check_model_state(options.microbatches, model_state)
+    check_model_state(options.microbatches, inputs.model_state)
 
 
 def _is_list_of_batches(x: Any) -> bool:
     if not isinstance(x, list) or not x:
         return False
-    structures = [jax.tree.structure(entry) for entry in x]
-    shapes = [[np.shape(leaf) for leaf in jax.tree.leaves(entry)] for entry in x]
-    return structures.count(structures[0]) == len(x) == shapes.count(shapes[0]) and shapes[0] != []
+    shapes = [jax.tree.map(np.shape, entry) for entry in x]
+    return shapes.count(shapes[0]) == len(x) and jax.tree.leaves(x[0]) != []

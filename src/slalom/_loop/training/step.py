@@ -1,6 +1,5 @@
 """The object that `train_step` returns, and its compiled programs."""
 
-import functools
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
@@ -14,10 +13,11 @@ from ...tree.types import PyTree, Tracer, is_deleted
 from ..binding.model import Model
 from ..binding.optimizer import Optimizer
 from ..binding.stepping import FUNCTIONS, as_keywords, check_guards, check_one_run
-from ..programs.arguments import as_tree, carried
+from ..programs.arguments import Carried, as_tree, carried
 from ..programs.interrupts import HeldSignals
 from ..programs.program import Program
-from .gradient import TrainingInputs, train_step
+from .batch import TrainingInputs
+from .gradient import train_step
 from .options import Options
 from .scan import check_guarded, check_scan, scan_steps
 
@@ -25,11 +25,20 @@ P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 
 
+def _donated(inputs: TrainingInputs, at: TrainingInputs) -> Carried:
+    """The leaves whose memory a training step reuses."""
+    donate = inputs.options.donate
+    return {} if donate is False else carried(inputs, at, params=donate == "all")
+
+
 class TrainStep(Generic[P, R]):
     """A compiled training step, as `sl.train_step` returns it.
 
     `P` are the parameters of the loss after the model, and `R` is the third result of the step.
     """
+
+    _program = Program(train_step, carried, donated=_donated, watched="sl.train_step")
+    _scan_program = Program(scan_steps, carried, donated=_donated, watched="sl.train_step")
 
     last: tuple[Any, ...] | None
     """The results of the last call that donated its optimizer, until the next call. If Ctrl-C, or
@@ -41,11 +50,6 @@ class TrainStep(Generic[P, R]):
         self.loss_fn = loss_fn
         self.options = options
         self._loss = as_tree(loss_fn)
-        self._sampled_loss_fn = as_tree(options.sampled_loss_fn)
-        # These functions are arguments of the programs, as the loss is.
-        others = options._replace(transform_grads=None, sampled_loss_fn=None)
-        self._program = _program(train_step, others)
-        self._scan_program = _program(scan_steps, others)
 
     if TYPE_CHECKING:
         # A `ParamSpec` allows no keyword such as `context` between its `args` and `kwargs`.
@@ -175,9 +179,9 @@ class TrainStep(Generic[P, R]):
         all steps, with what the scan returns in `error.results`.
         """
         scan = {"length": length, "unroll": unroll, "with_metrics": with_metrics}
-        check_scan(self.options, scan, model_state, batches)
         inputs = self._inputs(model, opt, batches, same, context)
         inputs = inputs._replace(model_state=model_state, scan=scan)
+        check_scan(inputs)
         return self._results(self._scan_program, inputs)
 
     def _results(
@@ -219,8 +223,7 @@ class TrainStep(Generic[P, R]):
             loss=self._loss,
             model=model,
             opt=opt,
-            sampled_loss_fn=self._sampled_loss_fn,
-            transform_grads=self.options.transform_grads,
+            options=self.options,
         )
 
     def _keywords(self, context: Mapping[str, Any]) -> dict[str, Any]:
@@ -272,16 +275,3 @@ def _no_optimizer(model: Any, opt: Any) -> str:
             'path, model=model, opt=opt)` and `model, opt = loaded["model"], loaded["opt"]`.'
         )
     return f"{message} Create one before the loop: `opt = sl.Optimizer(tx, model)`."
-
-
-@functools.cache
-def _program(body: Any, options: Options) -> Program[TrainingInputs, Any]:
-    """The program of all steps or scans with these options."""
-    of_state = functools.partial(carried, params=False)
-    donated = {"all": carried, "opt": of_state, False: lambda inputs, at: {}}
-    return Program(
-        functools.update_wrapper(functools.partial(body, options), body),
-        carried,
-        donated=donated[options.donate],
-        watched="sl.train_step",
-    )

@@ -1,12 +1,13 @@
 """`sl.train_step`."""
 
 from collections.abc import Callable
-from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, Unpack, overload
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, Unpack, overload
 
 from jaxtyping import Array
 
 from ..._core.text.messages import advise_keywords, advise_positions
 from ...tree.types import is_function
+from ..programs.arguments import as_tree
 from .batch_loss import as_compute_dtype
 from .options import BatchArgs, Options, TrainOptions
 from .step import TrainStep
@@ -18,13 +19,7 @@ LossFn: TypeAlias = Callable[Concatenate[Any, P], R]
 
 
 @overload
-def train_step(
-    loss_fn: LossFn[P, Any],
-    *,
-    has_aux: Literal[False] = False,
-    has_weight: Literal[False] = False,
-    **options: Unpack[TrainOptions],
-) -> TrainStep[P, Array]: ...
+def train_step(loss_fn: LossFn[P, Any], **options: Unpack[TrainOptions]) -> TrainStep[P, Array]: ...
 @overload
 def train_step(
     loss_fn: LossFn[P, R],
@@ -35,9 +30,6 @@ def train_step(
 ) -> TrainStep[P, R]: ...
 @overload
 def train_step(
-    *,
-    has_aux: Literal[False] = False,
-    has_weight: Literal[False] = False,
     **options: Unpack[TrainOptions],
 ) -> Callable[[LossFn[P, Any]], TrainStep[P, Array]]: ...
 @overload
@@ -188,7 +180,7 @@ def train_step(
         reuse_linesearch,
         transform_grads,
         as_compute_dtype(compute_dtype),
-        sampled_loss_fn,
+        as_tree(sampled_loss_fn),
     )
     options.check()
     if loss_fn is None:

@@ -11,7 +11,6 @@ from jax.sharding import NamedSharding
 from ... import tree
 from ..._core.fields.hyperparams import all_targets
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.state.marks import PARAM_LIKE, PER_PARAM, SPREAD
 from ..._core.state.slots import rule_slots, slots
 from ..._core.text.messages import uncalled
 from ...tree.packed import cached, pack, release_functions_with, unpack
@@ -97,20 +96,16 @@ def bind_to_model(
     def make(model: PyTree) -> tuple[Arrays, Binding]:
         params = jax.tree.map(strong, checked_split(model, trainable).params)
         bound = checked(transform, params, dtype, is_whole)
-        return bind(bound, init_state(bound, params), tree.fresh_count(), params, trainable)
+        arrays = Arrays(bound, init_state(bound, params), tree.fresh_count())
+        return bind(arrays, params, trainable)
 
-    return eqx.filter_eval_shape(make, model) if is_abstract(model) else make(model)
+    is_abstract = any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(model))
+    return eqx.filter_eval_shape(make, model) if is_abstract else make(model)
 
 
-def bind(
-    transform: AbstractTransform[Any],
-    state: Any,
-    count: Any,
-    params: Params,
-    trainable: Where | None = None,
-) -> tuple[Arrays, Binding]:
+def bind(arrays: Arrays, params: Params, trainable: Where | None) -> tuple[Arrays, Binding]:
     """The fields of an optimizer with these parts, on the devices of the parameters."""
-    arrays = on_param_devices(Arrays(transform, state, count), params)
+    arrays = on_param_devices(arrays, params)
     arrays = Arrays(pack(arrays.transform), pack(arrays.state), arrays.count)
     sharding = remembered(jax.tree.leaves(arrays[1:]), params)
     return arrays, Binding(trainable, jax.tree.structure(params), sharding)
@@ -129,11 +124,8 @@ def init_state(transform: AbstractTransform[Any], params: Params) -> Any:
     def init_on_host(params: Params) -> Any:
         state = transform.init(to_device(params))
         leaves, structure = jax.tree.flatten(state)
-        marks = (PARAM_LIKE, PER_PARAM, SPREAD)
         pairs = zip(leaves, slots(transform, state, [*named]), strict=True)
-        return structure.unflatten(
-            [to_host(x) if s.mark in marks and s.param in on_host else x for x, s in pairs]
-        )
+        return structure.unflatten(to_host(x) if s.param in on_host else x for x, s in pairs)
 
     def put(x: Any, sharding: NamedSharding) -> Any:
         if not isinstance(x, jax.Array) or isinstance(x, Tracer):
@@ -150,11 +142,6 @@ def init_state(transform: AbstractTransform[Any], params: Params) -> Any:
 
 def _by_path(params: Params) -> dict[str, Any]:
     return dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
-
-
-def is_abstract(model: PyTree) -> bool:
-    """Whether a model has shapes and dtypes in place of arrays."""
-    return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(model))
 
 
 def no_transform(x: Any, others: Iterable[PyTree], position: str, call: str) -> str:

@@ -24,7 +24,7 @@ from ..reports.rows import rows_of
 from ..sharding.placement import StateSharding
 from ..sharding.shard import ShardedState, shard
 from .abstract_optimizer import AbstractOptimizer
-from .binding import bind, bind_to_model, init_state, no_transform
+from .binding import Arrays, bind, bind_to_model, init_state, no_transform
 from .loop_warnings import watch_results
 from .model import Model, split, strong
 from .stepping import KEYWORDS, as_keywords, check_guards, check_one_run, check_readable
@@ -314,11 +314,9 @@ class Optimizer(AbstractOptimizer):
         **Raises:** `ValueError` or `TypeError` for an index that does not fit its parameter.
         """
         check_one_run(self.count, "opt.rebind(model)[0]")
-        if isinstance(trainable, AsBefore):
+        goes_on = not (trainable is AS_BEFORE and tx is None and rows is None)
+        if trainable is AS_BEFORE:
             trainable = self.binding.trainable
-            goes_on = tx is not None or rows is not None
-        else:
-            goes_on = True
         new = Optimizer(self.transform if tx is None else tx, model, trainable=trainable)
         params = split(model, new.binding.trainable).params
         moved = {} if rows is None else rows_of(rows, params, self.binding.paths)
@@ -362,7 +360,8 @@ class Optimizer(AbstractOptimizer):
         self, state: Any, count: Any, params: PyTree, sharding: StateSharding | None
     ) -> "Optimizer":
         """This optimizer with another state, which is partitioned as in another sharding."""
-        arrays, binding = bind(self.transform, state, count, params, self.binding.trainable)
+        parts = Arrays(self.transform, state, count)
+        arrays, binding = bind(parts, params, self.binding.trainable)
         # Programs with functions of the user live as long as those of this optimizer.
         binding = dataclasses.replace(binding, source=self.binding.source)
         opt = Optimizer._from_fields(arrays, binding)

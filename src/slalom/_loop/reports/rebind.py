@@ -95,8 +95,8 @@ class Side(NamedTuple):
         """The positions of the per-leaf fields of state modules that also have per-parameter
         leaves."""
         owners = {s.node for s in self.places if s.param is not None}
-        marked = (i for i, s in enumerate(self.places) if s.mark == PER_LEAF)
-        return {i for i in marked if self.places[i].node in owners}
+        fields = enumerate(self.places)
+        return {i for i, s in fields if s.mark == PER_LEAF and s.node in owners}
 
     @property
     def pairs(self) -> list[tuple[Slot, Any]]:

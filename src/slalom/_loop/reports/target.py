@@ -11,7 +11,6 @@ from jaxtyping import Array
 
 from ... import tree
 from ..._core.fields.declare import check_number
-from ...tree.dtypes import as_float
 from ...tree.paths import dotted, first_difference
 from ...tree.types import Step, Tracer, is_state_index
 
@@ -124,7 +123,7 @@ def _at_pairs(
 
 def _interpolate(new: Array, old: Array, step_size: Any) -> Array:
     dtype = tree.accumulation_dtype(new.dtype, old.dtype)
-    size = tree.cast(as_float(step_size), tree.real_dtype(dtype))
+    size = tree.cast(tree.as_float(step_size), tree.real_dtype(dtype))
     a, b = tree.cast(old, dtype), tree.cast(new, dtype)
     # The ends are selected: 0·NaN is NaN, and old + (new − old) may differ from new.
     between = jnp.where(size == 0, a, a + size.astype(dtype) * (b - a))

@@ -15,6 +15,7 @@ from .dtypes import (
     in_precision_of as in_precision_of,
     is_array as is_array,
     is_inexact as is_inexact,
+    is_key as is_key,
     real_dtype as real_dtype,
     storage_dtype as storage_dtype,
     sum_dtype as sum_dtype,
@@ -40,6 +41,7 @@ from .leaves import (
     map_leaves as map_leaves,
     merge as merge,
     once_known as once_known,
+    put as put,
     scale as scale,
 )
 from .moments import (
@@ -78,6 +80,8 @@ from .paths import (
     check_inexact as check_inexact,
     check_same_shapes as check_same_shapes,
     check_same_structure as check_same_structure,
+    dotted as dotted,
+    leaf_paths as leaf_paths,
 )
 from .sharding import canonical_spec as canonical_spec
 from .sums import (

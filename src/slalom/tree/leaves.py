@@ -1,6 +1,6 @@
 """A rule at every leaf; and trees that are cut and merged."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -163,13 +163,26 @@ def cut(tree: PyTree, keep: tuple[bool, ...]) -> PyTree:
     return structure.unflatten([x if k else None for x, k in zip(leaves, keep, strict=True)])
 
 
-def merge(structure: Any, keep: tuple[bool, ...], kept: PyTree, rest: PyTree) -> PyTree:
-    """Undoes a pair of complementary cuts of one tree of this structure.
+def merge(structure: Any, pieces: Iterable[tuple[tuple[bool, ...], PyTree]]) -> PyTree:
+    """Undoes complementary cuts of one tree of this structure.
 
     Anything may have taken the place of a leaf since then.
+
+    **Arguments:**
+
+    - `structure`: the structure of the whole tree.
+    - `pieces`: the leaves that each cut has kept, and its result.
     """
     whole = structure.unflatten(range(structure.num_leaves))
+    leaves: list[Any] = [None] * structure.num_leaves
+    for keep, piece in pieces:
+        at, inside = jax.tree.flatten(cut(whole, keep))
+        for i, x in zip(at, inside.flatten_up_to(piece), strict=True):
+            leaves[i] = x
+    return structure.unflatten(leaves)
+
+
+def put(tree: PyTree, keep: tuple[bool, ...], kept: PyTree) -> PyTree:
+    """The tree with other leaves in place of those that a cut keeps."""
     others = tuple(not k for k in keep)
-    inside = iter(jax.tree.structure(cut(whole, keep)).flatten_up_to(kept))
-    outside = iter(jax.tree.structure(cut(whole, others)).flatten_up_to(rest))
-    return structure.unflatten([next(inside if k else outside) for k in keep])
+    return merge(jax.tree.structure(tree), ((keep, kept), (others, cut(tree, others))))

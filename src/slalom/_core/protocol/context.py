@@ -175,14 +175,11 @@ class Context(eqx.Module):
 
         The loss becomes a function of those parameters; the others are held constant.
         """
-        rest = tree.cut(params, tuple(not k for k in keep))
-
-        def with_rest(kept: PyTree) -> PyTree:
-            return tree.merge(jax.tree.structure(params), keep, kept, rest)
-
         pairs = zip(self.shardings, keep, strict=False)
         shardings = tuple(sharding for sharding, kept in pairs if kept)
-        inside = self.in_form(lambda whole: tree.cut(whole, keep), with_rest)
+        inside = self.in_form(
+            lambda whole: tree.cut(whole, keep), lambda kept: tree.put(params, keep, kept)
+        )
         return dataclasses.replace(inside, shardings=shardings)
 
 

@@ -256,8 +256,7 @@ class Project(AbstractStatelessWrapper, AbstractParameterWriter[Any]):
         """The part of a direction along the set, at the selected leaves."""
         keep = self._keep(params)
         along = self.fn.along(tree.cut(params, keep), tree.cut(u, keep), context)
-        rest = tree.cut(u, tuple(not k for k in keep))
-        return tree.merge(jax.tree.structure(params), keep, along, rest)
+        return tree.put(u, keep, along)
 
     def _tangent(self, params: Params, grads: Updates, context: Context) -> Updates:
         """The part of a gradient along the set."""
@@ -283,14 +282,11 @@ class Project(AbstractStatelessWrapper, AbstractParameterWriter[Any]):
 
     def _projected(self, params: Params, context: Context) -> Params:
         """The parameters with the selected ones projected."""
-        structure = jax.tree.structure(params)
         keep = self._keep(params)
         selected = tree.cut(params, keep)
         projected = self.fn(selected, context)
         self._check_result(selected, projected)
-        projected = tree.cast_like(projected, selected)
-        rest = tree.cut(params, tuple(not k for k in keep))
-        return tree.merge(structure, keep, projected, rest)
+        return tree.put(params, keep, tree.cast_like(projected, selected))
 
     def _check_result(self, params: PyTree, result: PyTree) -> None:
         must = f"The projection {code(self.fn)} must return a tree like the one that it receives"
@@ -319,13 +315,7 @@ class Project(AbstractStatelessWrapper, AbstractParameterWriter[Any]):
         return inner, fn._replace(params=None)
 
     def eval_params(self, here: Part) -> Params:
-        return self._evaluated(here, full_precision=False)
-
-    def full_params(self, here: Part) -> Params:
-        return self._evaluated(here, full_precision=True)
-
-    def _evaluated(self, here: Part, *, full_precision: bool) -> Params:
-        params = params_to_evaluate(self.inner_part(here), full_precision=full_precision)
+        params = params_to_evaluate(self.inner_part(here), full_precision=True)
         pairs = zip(jax.tree.leaves(params), jax.tree.leaves(here.params), strict=True)
         # The parameters of the model are in the set already.
         if all(x is p for x, p in pairs):

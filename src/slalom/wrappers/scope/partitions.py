@@ -1,6 +1,5 @@
 """Transforms for some of the leaves, and different ones for different leaves."""
 
-import abc
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -18,7 +17,7 @@ from ..._core.protocol.writer import Writer
 from ..._core.text.messages import advise_positions
 from ..._core.text.printing import Call, method_call
 from ...tree.paths import candidates, leaf_paths
-from ...tree.types import Gradients, Params, PyTree, Updates, WhereLike
+from ...tree.types import Gradients, Params, PyTree, WhereLike
 from ...where.masks import labels, mask, selected_from
 from ...where.resolve import Cases, Where, as_labels, as_where
 
@@ -27,14 +26,10 @@ class _AbstractCut(AbstractStatelessWrapper):
     """The base class of `Mask` and `Only`. The inner transform sees only the selected leaves."""
 
     over: ClassVar[str] = "tree"
-    _sign_outside: ClassVar[int]
-    """The `update_sign` at the other leaves."""
+    _passes_others: ClassVar[bool]
+    """Whether the other leaves pass through, or else are not updated."""
 
     where: Where = eqx.field(static=True, converter=as_where)
-
-    @abc.abstractmethod
-    def _outside(self, write: Writer, params: Params | None, updates: Updates) -> Any:
-        """The result for the other leaves."""
 
     def inner_part(self, here: Part) -> Part:
         part = super().inner_part(here)
@@ -45,13 +40,18 @@ class _AbstractCut(AbstractStatelessWrapper):
         inside, state = self.inner_part(here).run(write.cut(keep), tree.cut(updates, keep))
         others = tuple(not k for k in keep)
         rest = None if here.params is None else tree.cut(here.params, others)
-        outside = self._outside(write.cut(others), rest, tree.cut(updates, others))
-        return tree.merge(jax.tree.structure(updates), keep, inside, outside), state
+        write, passed = write.cut(others), tree.cut(updates, others)
+        if self._passes_others:
+            outside = write(rest, passed)
+        else:
+            outside = write.idle(rest, jax.eval_shape(lambda: write(rest, passed)))
+        pieces = ((keep, inside), (others, outside))
+        return tree.merge(jax.tree.structure(updates), pieces), state
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         keep = mask(self.where, params)
         inner = iter(self.inner.signs(tree.cut(params, keep)))
-        return tuple(next(inner) if k else self._sign_outside for k in keep)
+        return tuple(next(inner) if k else int(self._passes_others) for k in keep)
 
 
 class Mask(_AbstractCut):
@@ -62,15 +62,12 @@ class Mask(_AbstractCut):
     Use it for links of a chain. As a whole optimizer it would add raw gradients to the other
     parameters, so `sl.Optimizer` raises an error."""
 
-    _sign_outside: ClassVar[int] = 1
+    _passes_others: ClassVar[bool] = True
 
     @property
     def descends_partly(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # depends on a field
         """Whether it has the learning rate of some leaves."""
         return any(part.module.sets_learning_rate for part in transforms(self.inner))
-
-    def _outside(self, write: Writer, params: Params | None, updates: Updates) -> Any:
-        return write(params, updates)
 
     def leafwise(self, here: Part, leaves: tuple[int, ...]) -> PyTree | None:
         if here.params is None:
@@ -94,11 +91,7 @@ class Only(_AbstractCut):
     """
 
     passes_gradients: ClassVar[bool] = True
-    _sign_outside: ClassVar[int] = 0
-
-    def _outside(self, write: Writer, params: Params | None, updates: Updates) -> Any:
-        shapes = jax.eval_shape(lambda: write(params, updates))
-        return write.idle(params, shapes)
+    _passes_others: ClassVar[bool] = False
 
 
 REST = "rest"
@@ -165,12 +158,9 @@ class Partition(AbstractRunTransform[PartitionState]):
         return cls((*others.values(), rest), (*names, REST), Cases(cases, REST))
 
     def init(self, params: Params) -> PartitionState:
-        masks = self._masks(params)
-        states = (
-            group.init(tree.cut(params, keep))
-            for group, keep in zip(self.groups, masks, strict=True)
-        )
-        return PartitionState(tuple(states), tuple(not any(keep) for keep in masks))
+        parts = self.children(Part.root(self, params=params))
+        states = tuple(part.module.init(part.params) for part in parts)
+        return PartitionState(states, tuple(not jax.tree.leaves(part.params) for part in parts))
 
     def children(self, here: Part) -> tuple[Part, ...]:
         states = (None,) * len(self.groups) if here.state is None else here.state.groups
@@ -206,19 +196,14 @@ class Partition(AbstractRunTransform[PartitionState]):
                 yield f"The group {name!r} is empty: {where!r} {where.unmatched_among}"
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, PartitionState]:
-        structure = jax.tree.structure(updates)
         masks = self._masks(selected_from(self.labeling, updates, here.params))
-        whole: list[Any] = [None] * structure.num_leaves
-        states = []
+        results, states = [], []
         for part, keep in zip(self.children(here), masks, strict=True):
-            group = tree.cut(updates, keep)
-            result, new = part.run(write.cut(keep), group)
+            result, new = part.run(write.cut(keep), tree.cut(updates, keep))
+            results.append((keep, result))
             states.append(new)
-            chosen = (i for i, k in enumerate(keep) if k)
-            leaves = jax.tree.structure(group).flatten_up_to(result)
-            for i, leaf in zip(chosen, leaves, strict=True):
-                whole[i] = leaf
-        return structure.unflatten(whole), PartitionState(tuple(states), here.state.is_empty)
+        whole = tree.merge(jax.tree.structure(updates), results)
+        return whole, PartitionState(tuple(states), here.state.is_empty)
 
     def _masks(self, params: Params) -> tuple[tuple[bool, ...], ...]:
         """A mask for each group."""

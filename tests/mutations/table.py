@@ -126,8 +126,8 @@ MUTATIONS = {
     ),
     "a schedule-free state keeps its first decay": Mutation(
         "wrappers/parameters/schedule_free.py",
-        'new = {"b1": b1,',
-        'new = {"b1": old.b1,',
+        "dataclasses.replace(new, b1=b1, z=z)",
+        "dataclasses.replace(new, z=z)",
         "wrappers/parameters/test_schedule_free.py",
     ),
     "an empty group counts as having updated": Mutation(

@@ -118,7 +118,10 @@ def cast_like(tree: PyTree, like: PyTree) -> PyTree:
 
 
 def storage_dtype(leaf_dtype: Any, dtype: Any) -> np.dtype:
-    """`dtype`, or its complex counterpart (complex64 for half precision) if the leaf is complex."""
+    """`dtype`, or its complex counterpart (complex64 for half precision) if the leaf is complex.
+    Without one, the leaf's accumulation dtype."""
+    if dtype is None:
+        return accumulation_dtype(leaf_dtype)
     if jnp.issubdtype(leaf_dtype, jnp.complexfloating):
         return accumulation_dtype(dtype, np.complex64)
     return np.dtype(dtype)

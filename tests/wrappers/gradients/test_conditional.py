@@ -291,9 +291,9 @@ BRANCHES = (
     "combine several with `&` and `|` instead of `and` and `or`."
 )
 BAD_CONDITIONS = [
-    (lambda c, u: u["dense"]["bias"] > 0, ONE_BOOL.format("an array of shape (2,) and dtype bool")),
-    (lambda c, u: c.step, ONE_BOOL.format("an array of shape () and dtype int32")),
-    (lambda c, u: "yes", ONE_BOOL.format("'yes' of type str")),
+    (lambda c, u: u["dense"]["bias"] > 0, ONE_BOOL.format("an array of dtype bool and shape (2,)")),
+    (lambda c, u: c.step, ONE_BOOL.format("an int32 scalar")),
+    (lambda c, u: "yes", ONE_BOOL.format("a str")),
     (lambda c, u: c.step > 1 and c.step < 3, BRANCHES),
 ]
 

@@ -17,8 +17,8 @@ from ..._core.protocol.wrapper import AbstractPacedWrapper, AbstractWrapper, run
 from ..._core.protocol.writer import Writer
 from ..._core.text.messages import call
 from ..._core.text.printing import code
-from ...tree.dtypes import as_canonical, as_float, canonical_float
 from ...tree.types import Gradients, Params, PyTree, Scalar, Updates, is_function
+from .skip import describe
 
 
 class WhenState(eqx.Module):
@@ -104,16 +104,13 @@ class When(AbstractWrapper[WhenState]):
                 "comparison itself, `context.step < n`, and combine several with `&` and `|` "
                 "instead of `and` and `or`."
             ) from None
-        if not isinstance(holds, bool) and not tree.is_array(holds):
-            got = f"{holds!r} of type {type(holds).__name__}"
-        elif jnp.shape(holds) != () or jnp.result_type(holds) != jnp.bool_:
-            got = f"an array of shape {jnp.shape(holds)} and dtype {jnp.result_type(holds)}"
-        else:
-            return jnp.asarray(holds)
-        raise TypeError(
-            f"The condition {name} of `.when` must return a bool scalar, got {got}. Return a "
-            "comparison such as `context.step < n`, and reduce arrays with `jnp.all` or `jnp.any`."
-        )
+        if (got := describe(holds)) != "a bool scalar":
+            raise TypeError(
+                f"The condition {name} of `.when` must return a bool scalar, got {got}. Return a "
+                "comparison such as `context.step < n`, and reduce arrays with `jnp.all` or "
+                "`jnp.any`."
+            )
+        return jnp.asarray(holds)
 
     def has_updated(self, state: WhenState) -> Bool[Array, "*runs"] | bool:
         inner = self.inner.has_updated(state.inner)
@@ -173,6 +170,8 @@ class IfFinite(AbstractPacedWrapper[IfFiniteState]):
     on_limit: str = fields.choice_field("accept", "skip", "raise")
     check: str = fields.choice_field("grads", "both")
 
+    metric_fields: ClassVar[tuple[str, ...]] = ("notfinite_count", "last_finite", "total_notfinite")
+
     def init(self, params: Params) -> IfFiniteState:
         return IfFiniteState(
             notfinite_count=tree.fresh_count(),
@@ -214,13 +213,6 @@ class IfFinite(AbstractPacedWrapper[IfFiniteState]):
         if self.on_limit == "accept":
             ran = ran | (state.notfinite_count > self.max_consecutive_errors)
         return ran & self.inner.has_updated(state.inner)
-
-    def metrics(self, state: IfFiniteState) -> dict[str, Array]:
-        return {
-            "notfinite_count": state.notfinite_count,
-            "last_finite": state.last_finite,
-            "total_notfinite": state.total_notfinite,
-        }
 
     @property
     def guard(self) -> Callable[[str, IfFiniteState], None] | None:  # pyright: ignore[reportIncompatibleVariableOverride]  # depends on a field
@@ -307,12 +299,12 @@ class SkipSpikes(AbstractPacedWrapper[SkipSpikesState]):
     def init(self, params: Params) -> SkipSpikesState:
         watched = 2 if self.by == "both" else 1
         return SkipSpikesState(
-            recent=jnp.zeros((watched, self.window), canonical_float()),
+            recent=jnp.zeros((watched, self.window), tree.canonical_float()),
             seen=tree.fresh_count(),
             spikes_in_a_row=tree.fresh_count(),
             total_skipped=tree.fresh_count(),
             last_skipped=jnp.array(False),
-            z=jnp.zeros((), canonical_float()),
+            z=jnp.zeros((), tree.canonical_float()),
             count=tree.fresh_count(),
             inner=self.inner.init(params),
         )
@@ -322,7 +314,7 @@ class SkipSpikes(AbstractPacedWrapper[SkipSpikesState]):
         values = self._values(updates, here.context)
         z = self._deviations(values, state)
         is_finite = jnp.all(jnp.isfinite(values))
-        is_spike = is_finite & jnp.any(z > as_canonical(self.at(here.context).sigma))
+        is_spike = is_finite & jnp.any(z > tree.as_canonical(self.at(here.context).sigma))
         restarts = is_spike & (state.spikes_in_a_row >= self.max_consecutive)
         runs = is_finite & (~is_spike | restarts)
 
@@ -352,10 +344,10 @@ class SkipSpikes(AbstractPacedWrapper[SkipSpikesState]):
     def _values(self, updates: Updates, context: Context) -> Float[Array, " watched"]:
         values = []
         if self.by != "grad_norm":
-            values.append(as_float(self.demand("value", context.value)))
+            values.append(tree.as_float(self.demand("value", context.value)))
         if self.by != "loss":
             values.append(tree.norm_of_stored(updates))
-        return jnp.stack([x.astype(canonical_float()) for x in values])
+        return jnp.stack([x.astype(tree.canonical_float()) for x in values])
 
     def _deviations(
         self, values: Float[Array, " watched"], state: SkipSpikesState

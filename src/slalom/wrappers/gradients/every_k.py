@@ -21,7 +21,6 @@ from ..._core.protocol.parts import Merge, Part, segments, transforms
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.wrapper import AbstractPacedWrapper, run_if, skipped
 from ..._core.protocol.writer import RETURN, Writer
-from ...tree.dtypes import canonical_float
 from ...tree.types import Gradients, Params, Updates
 from .skip import AbstractSkip, as_skip, evaluate_skip
 
@@ -120,13 +119,9 @@ class _Accumulate(AbstractRule[_Window]):
         self.skip = self.skip
 
     def advance(self, g, leaf):
-        a = leaf.accumulated
-        if self.mean:
-            new = _mean(a, g, self.first, self.weight, self.share)
-        else:
-            before = jnp.where(self.first, 0, a)
-            new = jnp.where(self.weight == 0, before, before + g * self.weight)
-        leaf.accumulated = _unless(self.skip, new, a)
+        old, how = leaf.accumulated, "mean" if self.mean else "sum"
+        new = _merged(how, old, g, self.first, self.weight, self.share)
+        leaf.accumulated = _unless(self.skip, new, old)
 
     def direction(self, g, leaf):
         return g
@@ -192,59 +187,37 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
                 )
 
     def init(self, params: Params) -> EveryKState:
-        def dtype(leaf_dtype: np.dtype) -> np.dtype:
-            if self.accumulator_dtype is None:
-                return tree.accumulation_dtype(leaf_dtype)
-            return tree.storage_dtype(leaf_dtype, self.accumulator_dtype)
-
+        report = jax.eval_shape(self._skip_report, params, tree.fresh_count(), params)
         return EveryKState(
-            accumulated=tree.zeros_like(params, dtype),
+            accumulated=tree.zeros_like(
+                params, lambda leaf: tree.storage_dtype(leaf, self.accumulator_dtype)
+            ),
             mini_step=tree.fresh_count(),
-            weight=jnp.zeros((), canonical_float()),
+            weight=jnp.zeros((), tree.canonical_float()),
             updated=jnp.array(False),
-            value=jnp.zeros((), canonical_float()),
+            value=jnp.zeros((), tree.canonical_float()),
             count=tree.fresh_count(),
-            skip=self._nothing_skipped(params),
+            skip=tree.zeros_of(report, params),
             merged={
                 name: merge.start(part.module, part.params)
-                for name, (part, merge) in self._merges(params).items()
+                for part in transforms(self.inner, params=params)
+                for name, merge in part.module.merges.items()
             },
             inner=self.inner.init(params),
         )
 
-    def _merges(self, params: Params | None = None) -> dict[str, tuple[Part, Merge]]:
-        """The entries of the context that are merged over the window, each with the transform that
-        says how."""
-        inside = transforms(self.inner, params=params)
-        return {name: (part, x) for part in inside for name, x in part.module.merges.items()}
-
-    def _nothing_skipped(self, params: Params) -> dict[str, Array] | None:
-        if self.skip is None:
-            return None
-        shapes = jax.eval_shape(self._evaluate_skip, params, tree.fresh_count(), params)
-        return tree.zeros_of(shapes, params)
+    def _merges(self) -> dict[str, Merge]:
+        """The entries of the context that are merged over the window."""
+        inside = (part.module.merges for part in transforms(self.inner))
+        return {name: x for merges in inside for name, x in merges.items()}
 
     def _skip_report(
-        self, grads: Updates, state: EveryKState, params: Params | None
-    ) -> dict[str, Array] | None:
-        """The metrics of the skip condition for this mini-batch, in the dtypes of the state."""
-        if state.skip is None:
-            return None
-        report = self._evaluate_skip(grads, state.count, params)
-        if report.keys() != state.skip.keys():
-            raise ValueError(
-                f"{self.skip!r} reports {sorted(report)}, and at binding it reported "
-                f"{sorted(state.skip)}. The names must always be the same."
-            )
-        return {name: jnp.asarray(x, state.skip[name].dtype) for name, x in report.items()}
-
-    def _evaluate_skip(
         self, grads: Updates, count: Int[Array, ""], params: Params | None
-    ) -> dict[str, Array]:
+    ) -> dict[str, Array] | None:
         """The metrics of the skip condition for a mini-batch."""
-        assert self.skip is not None
-        wide = jax.tree.map(lambda g: jnp.asarray(g, tree.accumulation_dtype(g.dtype)), grads)
-        skip, report = evaluate_skip(self.skip, wide, count, params)
+        if self.skip is None:
+            return None
+        skip, report = evaluate_skip(self.skip, tree.widened(grads), count, params)
         return report | {"should_skip": skip}
 
     def children(self, here: Part) -> tuple[Part, ...]:
@@ -262,10 +235,17 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
         first = (state.mini_step == 0) | (state.weight == 0)
         shares = weight / jnp.where(totals == 0, 1, totals)
 
-        if self.skip is not None:
+        skip = None
+        report = self._skip_report(updates, state.count, params)
+        if report is not None:
             refuse_parts("The `skip` of `.every_k`", updates, params)
-        report = self._skip_report(updates, state, params)
-        skip = None if report is None else report["should_skip"]
+            if report.keys() != state.skip.keys():
+                raise ValueError(
+                    f"{self.skip!r} reports {sorted(report)}, and at binding it reported "
+                    f"{sorted(state.skip)}. The names must always be the same."
+                )
+            report = tree.cast_like(report, state.skip)
+            skip = report["should_skip"]
         add = _Accumulate(first, weight, shares, skip, self.mean)
         window = Part.root(add, _Window(state.accumulated), here.context)
         accumulated = run_rule(window, RETURN, updates)[1].accumulated
@@ -273,7 +253,7 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
             here = here._replace(context=here.context.replace(grad=decoded(accumulated)))
         part = self.inner_part(here)
         value, merged = part.context.value, dict(state.merged)
-        for name, (_, merge) in self._merges().items():
+        for name, merge in self._merges().items():
             entry = getattr(part.context, name)
             if entry is not None:
                 new = merge.read(entry, merged[name])
@@ -282,13 +262,12 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
         def step(accumulated: PyTree, inner_state: PyTree) -> tuple[Any, Any]:
             return part._replace(state=inner_state).run(write, accumulated)
 
-        done = state.mini_step + 1 >= self._window(state.count)
+        # The count does not change within a window, so every mini-step samples the same k.
+        ends = state.mini_step + 1 >= count_at(self.k, state.count)
         if skip is not None:
-            done = done & ~skip
-        ends = done
-        if here.context.weight is not None:
-            # Mini-batches of weight 0 leave no trace, and neither does a window of them.
-            done = done & jnp.any(totals > 0)
+            ends = ends & ~skip
+        # Mini-batches of weight 0 leave no trace, and neither does a window of them.
+        done = ends if here.context.weight is None else ends & jnp.any(totals > 0)
         result, inner_state = run_if(done, step, write, params, accumulated, state.inner)
         if skip is not None:
             inner_state = self._redrawn(skip & (state.mini_step == 0), inner_state)
@@ -315,34 +294,23 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
         share = weight / jnp.where(total == 0, 1, total)
         value = None
         if context.value is not None:
-            loss = jnp.asarray(context.value, canonical_float())
-            value = _mean(state.value, loss, begins, weight, share)
+            loss = jnp.asarray(context.value, tree.canonical_float())
+            value = _merged(WINDOW["value"], state.value, loss, begins, weight, share)
         merged = {}
-        for name, (_, merge) in self._merges().items():
+        for name, merge in self._merges().items():
             entry = getattr(context, name)
             if entry is None:
                 continue
             before = state.merged[name]
             new = merge.read(entry, before)
-            if WINDOW[name] == "mean":
-                new = _mean(before, new, begins, weight, share)
-            else:
-                before = jnp.where(begins, 0, before)
-                new = jnp.where(weight == 0, before, jnp.maximum(before, new))
-            merged[name] = merge.entry(new)
+            merged[name] = merge.entry(_merged(WINDOW[name], before, new, begins, weight, share))
         # The weights are already in a sum: an outer mean must not apply them again.
         weight = total if self.mean else jnp.ones_like(total)
         window = context.replace(value=value, weight=weight, **merged)
         return super().inner_context(here._replace(context=window))
 
     def reading(self, name: str, state: EveryKState, context: Context | None) -> Any:
-        if name == "k":
-            return jnp.asarray(self._window(state.count), jnp.int32)
-        return super().reading(name, state, context)
-
-    def _window(self, count: Int[Array, ""]) -> Int[Array, ""] | int:
-        # The count does not change within a window, so every mini-step samples the same k.
-        return count_at(self.k, count)
+        return jnp.asarray(count_at(self.k, state.count), jnp.int32)  # of `k`, the only one
 
     def skipped(self, state: EveryKState) -> EveryKState:
         inner = self._redrawn(state.mini_step == 0, state.inner)
@@ -370,9 +338,9 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
 
 def _weights(state: EveryKState, context: Context) -> tuple[Array, Array]:
     """The weights of this mini-batch, and of the window with it."""
-    weight = jnp.ones((), canonical_float())
+    weight = jnp.ones((), tree.canonical_float())
     if context.weight is not None:
-        weight = jnp.asarray(context.weight, canonical_float())
+        weight = jnp.asarray(context.weight, tree.canonical_float())
     return weight, jnp.where(state.mini_step == 0, 0, state.weight) + weight
 
 
@@ -381,10 +349,17 @@ def _unless(skip: Bool[Array, ""] | None, new: Array, before: Array) -> Array:
     return new if skip is None else jnp.where(skip, before, new)
 
 
-def _mean(before: Array, new: Array, first: Array, weight: Array, share: Array) -> Array:
-    """A running mean with one more value. The first value overwrites; weight 0 changes nothing."""
-    change = (new - before) * share
-    # The difference of two infinities is NaN, and that of two large numbers may overflow.
-    wide = before * (1 - share) + new * share
-    mean = jnp.where(first, new, jnp.where(jnp.isfinite(change), before + change, wide))
-    return jnp.where(weight == 0, jnp.where(first, 0, before), mean)
+def _merged(
+    how: str, before: Array, new: Array, first: Array, weight: Array, share: Array
+) -> Array:
+    """A running mean, sum or maximum with one more value. The first value overwrites; weight 0
+    changes nothing."""
+    kept = jnp.where(first, 0, before)
+    if how == "mean":
+        change = (new - before) * share
+        # The difference of two infinities is NaN, and that of two large numbers may overflow.
+        wide = before * (1 - share) + new * share
+        new = jnp.where(first, new, jnp.where(jnp.isfinite(change), before + change, wide))
+    else:
+        new = kept + new * weight if how == "sum" else jnp.maximum(kept, new)
+    return jnp.where(weight == 0, kept, new)

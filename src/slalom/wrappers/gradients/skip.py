@@ -65,9 +65,7 @@ class SkipNotFinite(AbstractSkip):
     ```
     """
 
-    def __call__(
-        self, updates: Updates, gradient_step: Int[Array, ""], params: Params | None
-    ) -> tuple[Bool[Array, ""], dict[str, Array]]:
+    def __call__(self, updates, gradient_step, params):
         skip, number = jnp.zeros((), bool), jnp.zeros((), jnp.int32)
         for u in jax.tree.leaves(updates):
             any_here, count = _any_and_count(~jnp.isfinite(u))
@@ -99,9 +97,7 @@ class SkipLargeUpdates(AbstractSkip):
 
     max_squared_norm: fields.Number = fields.hyperparameter(within="[0, inf]")
 
-    def __call__(
-        self, updates: Updates, gradient_step: Int[Array, ""], params: Params | None
-    ) -> tuple[Bool[Array, ""], dict[str, Array]]:
+    def __call__(self, updates, gradient_step, params):
         limit = read_number(self, "max_squared_norm", Context(step=gradient_step))
         norm = tree.squared_norm(updates)
         # Written so that NaN is skipped.
@@ -126,9 +122,7 @@ class AnySkip(AbstractSkip):
             flat += condition.conditions if isinstance(condition, cls) else [condition]
         return cls(tuple(flat))
 
-    def __call__(
-        self, updates: Updates, gradient_step: Int[Array, ""], params: Params | None
-    ) -> tuple[Any, Mapping[str, Any]]:
+    def __call__(self, updates, gradient_step, params):
         skip: Any = False
         reports: dict[str, Any] = {}
         for condition in self.conditions:
@@ -175,15 +169,15 @@ def evaluate_skip(
         f"which may be empty. {condition!r} returned "
     )
     if not isinstance(result, tuple) or len(result) != 2:
-        raise TypeError(f"{must}{_describe(result)}.")
+        raise TypeError(f"{must}{describe(result)}.")
     skip, report = result
-    if _describe(skip) != "a bool scalar":
-        raise TypeError(f"{must}{_describe(skip)} as the first entry.")
+    if describe(skip) != "a bool scalar":
+        raise TypeError(f"{must}{describe(skip)} as the first entry.")
     if not isinstance(report, Mapping):
-        raise TypeError(f"{must}{_describe(report)} as the second entry.")
+        raise TypeError(f"{must}{describe(report)} as the second entry.")
     for name, x in report.items():
-        if not isinstance(name, str) or not _describe(x).endswith(" scalar"):
-            raise TypeError(f"{must}{_describe(x)} under {name!r}.")
+        if not isinstance(name, str) or not describe(x).endswith(" scalar"):
+            raise TypeError(f"{must}{describe(x)} under {name!r}.")
         if name in RESERVED:
             raise ValueError(
                 f"{condition!r} reports '{name}', which every_k reports itself. Use another name."
@@ -192,7 +186,7 @@ def evaluate_skip(
     return jnp.asarray(skip), {n: jnp.asarray(x) for n, x in report.items() if n != "should_skip"}
 
 
-def _describe(x: Any) -> str:
+def describe(x: Any) -> str:
     """The kind of object that a condition returned, for messages."""
     if isinstance(x, bool | int | float | complex):
         x = np.asarray(x)

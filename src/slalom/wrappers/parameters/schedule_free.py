@@ -27,7 +27,6 @@ from ..._core.protocol.wrapper import (
 from ..._core.protocol.writer import Writer
 from ..._core.text.printing import code, shortest
 from ...rules.momentum.momentum import Trace
-from ...tree.dtypes import as_canonical, canonical_float, storage_dtype
 from ...tree.paths import dotted, leaf_paths, whole
 from ...tree.types import Gradients, Params, Scalar, Updates
 from ...where.masks import mask
@@ -169,16 +168,12 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
             projects = part.module is self.inner and isinstance(self.inner, Project)
             if isinstance(part.module, AbstractParameterWriter) and not projects:
                 (method,) = segments(part.module)
+                instead = f"Write it outside: `tx.schedule_free().{method}(...)`."
                 if method == "outer":
-                    raise ValueError(
-                        f"'{part.name}' inside `.schedule_free` would write the parameters at "
-                        "which gradients are taken, and not those that are averaged. Leave out one "
-                        "of them: the average takes the place of slow weights."
-                    )
+                    instead = "Leave out one of them: the average takes the place of slow weights."
                 raise ValueError(
                     f"'{part.name}' inside `.schedule_free` would write the parameters at which "
-                    "gradients are taken, and not those that are averaged. Write it outside: "
-                    f"`tx.schedule_free().{method}(...)`."
+                    f"gradients are taken, and not those that are averaged. {instead}"
                 )
 
     def init(self, params: Params) -> ScheduleFreeState:
@@ -187,23 +182,18 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
         distinct = {part.name for part in links if part is not None}
         shape = () if len(distinct) < 2 else (len(links),)
         return ScheduleFreeState(
-            b1=jnp.array(self.at(Context(step=0)).b1, canonical_float(), copy=True),
+            b1=jnp.array(self.at(Context(step=0)).b1, tree.canonical_float(), copy=True),
             inner=self.inner.init(params),
             age=jnp.zeros(shape, jnp.int32),
-            max_rate=jnp.zeros(shape, canonical_float()),
-            relative_weight_sum=jnp.zeros(shape, canonical_float()),
-            z=tree.copy(params, self._storage_dtype),
+            max_rate=jnp.zeros(shape, tree.canonical_float()),
+            relative_weight_sum=jnp.zeros(shape, tree.canonical_float()),
+            z=tree.copy(params, lambda leaf: tree.storage_dtype(leaf, self.state_dtype)),
             mean_l1=self._fresh_mean(),
             mean_l1_weight=self._fresh_mean(),
         )
 
     def _fresh_mean(self) -> Array | None:
-        return None if self.polyak_beta is None else jnp.zeros((), canonical_float())
-
-    def _storage_dtype(self, leaf_dtype: np.dtype) -> np.dtype:
-        if self.state_dtype is None:
-            return tree.accumulation_dtype(leaf_dtype)
-        return storage_dtype(leaf_dtype, self.state_dtype)
+        return None if self.polyak_beta is None else jnp.zeros((), tree.canonical_float())
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, ScheduleFreeState]:
         state, context = here.state, here.context
@@ -227,7 +217,7 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
             if factor is not None:
                 updates = tree.scale(updates, factor)
             updates = self._decayed(now, updates, rate, write.full(params))
-            share, after = self._weighed(now, rate, old)
+            share, new = self._weighed(now, rate, old)
             if stepped is None:
                 z = tree.map_leaves(lambda _, z, u: z + u, (old.z, updates), like=(old.z,))
             else:
@@ -235,7 +225,7 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
                 updates = tree.map_leaves(lambda _, new, old: new - old, (z, old.z))
             # y moves to (1 − β)·z + β·x without x: x is (y − (1 − β')·z)/β' with the old z = z − u
             # and the β' of the last step. If β = β', this is y + c·(z − y) + (1 − c)·(1 − β)·u.
-            b1 = as_canonical(now.b1)
+            b1 = tree.as_canonical(now.b1)
             ratio = b1 / old.b1
             numbers = SimpleNamespace(
                 to_z=share + (1 - ratio) * (1 - share), ahead=(ratio - b1) * (1 - share)
@@ -245,9 +235,7 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
                 return now.to_z * (z - y) + now.ahead * u
 
             change = tree.map_leaves(move, (write.full(params), z, updates), numbers)
-            age, largest, total = after
-            new = {"b1": b1, "age": age, "max_rate": largest, "relative_weight_sum": total, "z": z}
-            return write(params, change), dataclasses.replace(old, **new)
+            return write(params, change), dataclasses.replace(new, b1=b1, z=z)
 
         wrote = self.inner.has_updated(inner)
         # Not `state` itself: the state of the inner transform needs no branch.
@@ -259,7 +247,7 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
         """max(0, f + ⟨g, z − y⟩): how far above 0 the loss is at z, by its tangent at y."""
         value = self.demand("value", context.value)
         ahead = tree.inner(grads, tree.map_leaves(lambda _, z, y: z - y, (z, y)))
-        return jnp.maximum(as_canonical(value) + as_canonical(ahead), 0)
+        return jnp.maximum(tree.as_canonical(value) + tree.as_canonical(ahead), 0)
 
     def _l1_norm(
         self, now: SimpleNamespace, grads: Gradients, state: ScheduleFreeState
@@ -267,10 +255,10 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
         """‖g‖₁, or its average."""
         absolute = [jnp.sum(jnp.abs(g)) for g in jax.tree.leaves(tree.widened(grads))]
         # An infinite sum would stay infinite in the average.
-        size = tree.bounded(as_canonical(tree.sum_of(absolute)))
+        size = tree.bounded(tree.as_canonical(tree.sum_of(absolute)))
         if state.mean_l1 is None or state.mean_l1_weight is None:
             return size, state
-        beta = as_canonical(now.polyak_beta)
+        beta = tree.as_canonical(now.polyak_beta)
         # The weights are summed too: they correct the bias also of a scheduled β.
         mean = beta * state.mean_l1 + (1 - beta) * size
         weight = beta * state.mean_l1_weight + (1 - beta)
@@ -282,7 +270,7 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
         """The updates with the decay of `weight_decay`."""
         if self.weight_decay is None:
             return updates
-        decay = as_canonical(now.weight_decay) * tree.bounded_square(rate)
+        decay = tree.as_canonical(now.weight_decay) * tree.bounded_square(rate)
         if self.decay_where is not None:
             decay = jnp.where(jnp.array(mask(self.decay_where, y)), decay, 0)
 
@@ -293,9 +281,9 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
 
     def _weighed(
         self, now: SimpleNamespace, rate: Real[Array, "*leaves"], old: ScheduleFreeState
-    ) -> tuple[Array, tuple[Array, Array, Array]]:
-        """The share of the new z in the mean, and the new ages, largest rates and sums."""
-        power, r = as_canonical(now.weight_lr_power), as_canonical(now.r)
+    ) -> tuple[Array, ScheduleFreeState]:
+        """The share of the new z in the mean, and the state with the new ages, rates and sums."""
+        power, r = tree.as_canonical(now.weight_lr_power), tree.as_canonical(now.r)
         age = tree.increment(old.age)
         largest = tree.running_maximum(old.max_rate, jnp.abs(rate))
         # The powers of tiny and of huge rates are out of range, those of their ratio are not. At
@@ -309,7 +297,8 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
         share = jnp.where(total == 0, 0, weight / jnp.where(total == 0, 1, total))
         if self.average_after:
             share = jnp.where(age > self.average_after, share, 1)
-        return share, (age, largest, total)
+        new = {"age": age, "max_rate": largest, "relative_weight_sum": total}
+        return share, dataclasses.replace(old, **new)
 
     def eval_params(self, here: Part) -> Params:
         def average(now, y, z):
@@ -358,12 +347,12 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
         links = self._links(params, state.inner, context)
         by_name = {part.name: part for part in links if part is not None}
         rates = {
-            name: as_canonical(read_number(part.module, "learning_rate", part.context))
+            name: tree.as_canonical(read_number(part.module, "learning_rate", part.context))
             for name, part in by_name.items()
         }
         if len(rates) < 2:
-            return next(iter(rates.values()), as_canonical(0.0))
-        return jnp.stack([as_canonical(0.0) if p is None else rates[p.name] for p in links])
+            return next(iter(rates.values()), tree.as_canonical(0.0))
+        return jnp.stack([tree.as_canonical(0.0) if p is None else rates[p.name] for p in links])
 
     def warnings(self, params: Params) -> Iterator[str]:
         for part in transforms(self.inner, params=params):
@@ -371,14 +360,11 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
             declared = [f.name for f in hyperparameter_fields(part.module)]
             momentum = getattr(part.module, field) if field in declared else None
             if isinstance(momentum, float) and momentum != 0 and not self.polyak:
+                instead = "Write `b1=0.0`, or use `sl.schedule_free_adamw`."
                 yield (
                     f"'{part.name}' has momentum, {field}={shortest(momentum)}, and "
                     "`.schedule_free` already averages in its place. "
-                    + (
-                        "Remove it."
-                        if field == "decay"
-                        else f"Write `{field}=0.0`, or use `sl.schedule_free_adamw`."
-                    )
+                    f"{'Remove it.' if field == 'decay' else instead}"
                 )
 
 

@@ -1,6 +1,6 @@
 """The transform, field and parameter of each leaf of a state, and partial resets."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -54,15 +54,21 @@ class Slot(NamedTuple):
         return ".".join(filter(None, (self.owner, self.local)))
 
 
-def slots(transform: AbstractTransform[Any], state: PyTree, params: Sequence[str]) -> list[Slot]:
+def slots(
+    transform: AbstractTransform[Any],
+    state: PyTree,
+    params: Sequence[str],
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> list[Slot]:
     """The place of each leaf of a state, in order.
 
     **Arguments:**
 
     - `transform`, `state`: the transform and its state, of which only the structure is used.
     - `params`: the paths of all parameters.
+    - `is_leaf`: `is_encoded` to take the arrays of an encoded leaf for one.
     """
-    leaves, structure = jax.tree.flatten(state)
+    leaves, structure = jax.tree.flatten(state, is_leaf=is_leaf)
     result: list[Any] = [None] * len(leaves)
     for part in parts(transform, example(structure)):
         # Parts come depth first, so the innermost owner of a leaf names it last.

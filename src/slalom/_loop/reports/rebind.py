@@ -80,10 +80,8 @@ class Side(NamedTuple):
 
     @classmethod
     def of(cls, transform: AbstractTransform, state: PyTree, params: list[str]) -> "Side":
-        leaves, structure = jax.tree.flatten(state, is_leaf=is_encoded)
-        return cls(
-            slots(transform, structure.unflatten(range(len(leaves))), params), leaves, params
-        )
+        leaves = jax.tree.leaves(state, is_leaf=is_encoded)
+        return cls(slots(transform, state, params, is_encoded), leaves, params)
 
     @classmethod
     def at(cls, pairs: Iterable[tuple[Slot, Any]], params: list[str]) -> "Side":

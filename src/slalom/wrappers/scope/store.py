@@ -101,22 +101,18 @@ class Store(AbstractWrapper[StoreState]):
     def init(self, params: Params) -> StoreState:
         state = self.inner.init(params)
         leaves, structure = jax.tree.flatten(state, is_leaf=is_encoded)
-        places = self._places(params, state)
-        for i, codec in self._chosen(params, leaves, places).items():
+        places = slots(self.inner, state, leaf_paths(params), is_encoded)
+        for i, codec in self._chosen(params, leaves, places, self.min_size).items():
             leaves[i] = _stored(places[i], leaves[i], codec)
         return StoreState(structure.unflatten(leaves), tree.fresh_count())
-
-    def _places(self, params: Params, state: PyTree) -> list[Slot]:
-        """The places of the leaves of an inner state. One that is already encoded is one leaf."""
-        leaves, structure = jax.tree.flatten(state, is_leaf=is_encoded)
-        return slots(self.inner, structure.unflatten(range(len(leaves))), leaf_paths(params))
 
     def warnings(self, params: Params) -> Iterator[str]:
         # Without their memory: JAX does not multiply an array on the host by one on the device.
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
         state = jax.eval_shape(self.inner.init, shapes)
-        leaves, places = jax.tree.leaves(state, is_leaf=is_encoded), self._places(params, state)
-        if not jax.tree.leaves(params) or self._chosen(params, leaves, places):
+        leaves = jax.tree.leaves(state, is_leaf=is_encoded)
+        places = slots(self.inner, state, leaf_paths(params), is_encoded)
+        if not jax.tree.leaves(params) or self._chosen(params, leaves, places, self.min_size):
             return
         fields = [slot.field for slot in places if slot.mark == PARAM_LIKE]
         smaller = self._chosen(params, leaves, places, least=1)
@@ -149,12 +145,11 @@ class Store(AbstractWrapper[StoreState]):
         return result, StoreState(to_memory_of(state.inner, inner), count)
 
     def _chosen(
-        self, params: Params, leaves: list[Any], places: list[Slot], least: int | None = None
+        self, params: Params, leaves: list[Any], places: list[Slot], least: int
     ) -> dict[int, Any]:
-        """The codec of each leaf that has one, by position."""
-        least = self.min_size if least is None else least
-        paths = {i: f"{s.node[0]}.{s.field}".lstrip(".") for i, s in enumerate(places)}
-        field_of = {i: name for i, name in paths.items() if places[i].mark == PARAM_LIKE}
+        """The codec of each leaf that has one and at least so many entries, by position."""
+        shaped = {i: slot for i, slot in enumerate(places) if slot.mark == PARAM_LIKE}
+        field_of = {i: f"{s.node[0]}.{s.field}".lstrip(".") for i, s in shaped.items()}
         selected = None
         if self.where is not None:
             keep = mask(self.where, params)

@@ -20,11 +20,8 @@ from .. import codecs, tree
 from .._core.engine.encoded import Encoded, is_encoded
 from .._core.state.slots import Slot, rule_slots
 from .._loop.binding import binding
-from .._loop.binding.binding import Position, named_arrays, positions
 from .._loop.binding.optimizer import Optimizer
 from .._loop.reports.rebind import Side
-from ..tree.dtypes import is_key
-from ..tree.paths import dotted
 from ..tree.types import PyTree
 from ._file import Unread, dtype_named
 
@@ -35,7 +32,7 @@ NUMBERS = (bool, int, float, complex, str)
 def optimizers(root: str, value: PyTree) -> dict[str, Optimizer]:
     """The optimizers in a tree, by path."""
     pairs = jax.tree_util.tree_leaves_with_path(value, is_leaf=lambda x: isinstance(x, Optimizer))
-    return {_joined(root, dotted(path)): x for path, x in pairs if isinstance(x, Optimizer)}
+    return {_joined(root, tree.dotted(path)): x for path, x in pairs if isinstance(x, Optimizer)}
 
 
 def _joined(root: str, path: str) -> str:
@@ -143,7 +140,7 @@ def form(x: Any) -> Any:
 
 def raw(x: Any) -> Any:
     """An array, or the raw data of keys."""
-    return jax.random.key_data(x) if is_key(x) else x
+    return jax.random.key_data(x) if tree.is_key(x) else x
 
 
 def placed(value: Any, like: Any) -> Any:
@@ -182,11 +179,11 @@ code of its codec in place of the codec."""
 
 def layout_of(opt: Optimizer, start: str) -> StateLayout:
     """The layout of an optimizer, all of whose names begin with `start`."""
-    transform, state, _ = positions(jax.tree.structure(opt.arrays))
-    names = [start + name for name in named_arrays(opt.arrays)]
+    transform, state, _ = binding.positions(jax.tree.structure(opt.arrays))
+    names = [start + name for name in binding.named_arrays(opt.arrays)]
 
     def named(leaf: Any) -> Any:  # `None` for what is no array
-        return jax.tree.map(lambda i: names[i] if isinstance(i, Position) else None, leaf)
+        return jax.tree.map(lambda i: names[i] if isinstance(i, binding.Position) else None, leaf)
 
     of_state = Side.of(transform, state, opt.binding.paths)
     of_rules = zip(rule_slots(transform), jax.tree.leaves(transform), strict=True)

@@ -23,8 +23,7 @@ from .._core.protocol.transform import AbstractTransform
 from .._core.state.marks import param_like, per_param
 from .._core.text.messages import uncalled
 from .._core.text.printing import Call
-from ..tree.paths import dotted
-from ..tree.types import Gradients, Hyperparameter, Params, PyTree, Step, Tracer, Updates
+from ..tree.types import Hyperparameter, Params, PyTree, Step, Updates
 from ._optax import (
     GradientTransformation,
     MultiSteps,
@@ -130,7 +129,7 @@ def stored_as(before: PyTree, after: PyTree, clock: Step | None) -> PyTree:
 
     def again(path: Any, old: Any, new: Any) -> Any:
         if is_moment(old):
-            new = encoded_again(old, new, clock, dotted(path))
+            new = encoded_again(old, new, clock, tree.dotted(path))
         return jax.tree.map(like, old, new)
 
     structures = (jax.tree.structure(x, is_leaf=is_moment) for x in (before, after))
@@ -139,21 +138,16 @@ def stored_as(before: PyTree, after: PyTree, clock: Step | None) -> PyTree:
     return jax.tree_util.tree_map_with_path(again, before, after, is_leaf=is_moment)
 
 
-def owned(state: PyTree, params: Params) -> PyTree:
+def owned(state: PyTree) -> PyTree:
     """The state as arrays that nothing else refers to, neither parameters nor closures of Optax.
 
     A training step donates the state, and must not donate anything else with it.
     """
-    seen = {id(x) for x in jax.tree.leaves(params)}
 
     def copied(x: Any) -> Any:
-        if isinstance(x, (*_NUMBERS, np.ndarray, np.generic)):
-            x = jnp.asarray(x)
-        if not isinstance(x, jax.Array):
+        if not (tree.is_array(x) or isinstance(x, _NUMBERS)):
             return x
-        if id(x) in seen or not isinstance(x, Tracer):
-            x = jnp.copy(x)
-        seen.add(id(x))
+        x = jnp.copy(x)
         return jnp.asarray(x, x.dtype) if getattr(x, "weak_type", False) else x
 
     return jax.tree.map(copied, state)
@@ -182,15 +176,9 @@ class _AbstractFromOptax(AbstractTransform[PyTree]):
     def init(self, params: Params) -> PyTree:
         with _usual_promotion():
             state = self.gt.init(params)
-        return mark(owned(state, params), params)
+        return mark(owned(state), params)
 
-    def update(
-        self,
-        updates: Gradients,
-        state: PyTree,
-        params: Params | None = None,
-        context: Context | None = None,
-    ) -> tuple[Updates, PyTree]:
+    def update(self, updates, state, params=None, context=None):
         before = self._with_numbers(unmark(state, updates), context)
         update = import_optax("from_optax").with_extra_args_support(self.gt).update
         with _usual_promotion():

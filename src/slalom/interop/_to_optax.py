@@ -82,7 +82,6 @@ def to_optax(
             "This optimizer needs gradients at samples of its posterior, and a loop for Optax "
             "takes them at the parameters. Use `sl.train_step`, or `opt.sample_params(model)`."
         )
-    _flax.register(ToOptaxState, names, renamed)
 
     def init(params: PyTree) -> ToOptaxState:
         _flax.register(ToOptaxState, names, renamed)
@@ -101,35 +100,32 @@ def to_optax(
     def update(
         updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, ToOptaxState]:
-        _check_state(state)
+        if not isinstance(state, ToOptaxState):
+            raise TypeError(
+                "The second argument of `update` must be the state that `init` or the last "
+                f"`update` returned, got something of type {type(state).__name__}. Optax's order "
+                "is `tx.update(grads, state, params)`."
+            )
         plain = _flax.pure(state)
         grads = _flax.pure(updates)
         keywords = _keywords(plain, params, extra_args)
         if not jax.tree.leaves(grads):
             return updates, state
-        new, after = _updates(_with_given(plain, tx), _flax.pure(params), grads, keywords)
-        return _in_containers_of(updates, grads, new), _in_containers_of(state, plain, after)
+        params = _flax.pure(params)
+        seen = split(grads if params is None else params, None)
+        if not any(seen.trainable):
+            kinds = sorted({str(jnp.result_type(x)) for x in seen.leaves})
+            raise TypeError(
+                "The gradients must be floating or complex arrays, got arrays of dtype "
+                f"{', '.join(kinds)}."
+            )
+        opt = as_optimizer(_with_given(plain, tx), jax.tree.structure(seen.params))
+        check_guards(opt)
+        after, new = compiled_update(StepInputs(grads, as_keywords(keywords), params, opt))
+        new_state = _in_containers_of(state, plain, updated(plain, after.opt))
+        return _in_containers_of(updates, grads, new), new_state
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-# --- one update -----------------------------------------------------------------------------
-
-
-def _updates(
-    state: ToOptaxState, params: PyTree, grads: PyTree, keywords: Mapping[str, Any]
-) -> tuple[PyTree, ToOptaxState]:
-    seen = split(grads if params is None else params, None)
-    if not any(seen.trainable):
-        kinds = sorted({str(jnp.result_type(x)) for x in seen.leaves})
-        raise TypeError(
-            "The gradients must be floating or complex arrays, got arrays of dtype "
-            f"{', '.join(kinds)}."
-        )
-    opt = as_optimizer(state, jax.tree.structure(seen.params))
-    check_guards(opt)
-    after, updates = compiled_update(StepInputs(grads, as_keywords(keywords), params, opt))
-    return updates, updated(state, after.opt)
 
 
 def _in_containers_of(containers: PyTree, plain: PyTree, result: PyTree) -> PyTree:
@@ -171,15 +167,6 @@ def _with_given(state: ToOptaxState, tx: AbstractTransform[Any]) -> ToOptaxState
 
 
 # --- checks ---------------------------------------------------------------------------------
-
-
-def _check_state(state: Any) -> None:
-    if not isinstance(state, ToOptaxState):
-        raise TypeError(
-            "The second argument of `update` must be the state that `init` or the last `update` "
-            f"returned, got something of type {type(state).__name__}. Optax's order is "
-            "`tx.update(grads, state, params)`."
-        )
 
 
 def _keywords(state: ToOptaxState, params: PyTree, extra_args: Mapping[str, Any]) -> dict[str, Any]:

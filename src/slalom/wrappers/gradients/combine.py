@@ -16,36 +16,18 @@ from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import Writer
 from ..._core.text.messages import uncalled
 from ...combine import AbstractCombination, Terms
-from ...tree.dtypes import canonical_float
 from ...tree.types import Gradients, Params, PyTree
 
 _T = TypeVar("_T")
-
-
-def _check_combination(name: str, combination: object) -> None:
-    if not isinstance(combination, AbstractCombination):
-        raise TypeError(
-            f"{name} must be a combination of losses, such as `sl.combine.UPGrad()`, got "
-            f"{combination!r}.{uncalled(combination) if isinstance(combination, type) else ''}"
-        )
 
 
 def _as_names(terms: Any) -> Any:
     return tuple(terms) if isinstance(terms, Iterable) and not isinstance(terms, str) else terms
 
 
-def _check_names(name: str, terms: Any) -> None:
-    if not isinstance(terms, tuple) or not all(isinstance(x, str) for x in terms):
-        raise TypeError(
-            f'{name} must be the names of the terms, such as ("a", "b"), got {terms!r}.'
-        )
-    if len(terms) < 2 or len(set(terms)) < len(terms):
-        raise ValueError(f"{name} must be two or more different names, got {terms!r}.")
-
-
 _MERGES = {
     "terms": Merge(
-        start=lambda combine, params: jnp.zeros(len(combine.terms), canonical_float()),
+        start=lambda combine, params: jnp.zeros(len(combine.terms), tree.canonical_float()),
         read=lambda terms, like: tree.cast(terms.losses, like.dtype),
         entry=Terms,
     )
@@ -116,9 +98,20 @@ class Combine(AbstractWrapper[CombineState]):
 
     def __check_init__(self):
         # Here and not in the declarations, whose checks come later.
-        _check_combination("Combine.combination", self.combination)
-        _check_names("Combine.terms", self.terms)
-        self.combination.check(len(self.terms))
+        combination, terms = self.combination, self.terms
+        if not isinstance(combination, AbstractCombination):
+            advice = uncalled(combination) if isinstance(combination, type) else ""
+            raise TypeError(
+                "Combine.combination must be a combination of losses, such as "
+                f"`sl.combine.UPGrad()`, got {combination!r}.{advice}"
+            )
+        if not isinstance(terms, tuple) or not all(isinstance(x, str) for x in terms):
+            raise TypeError(
+                f'Combine.terms must be the names of the terms, such as ("a", "b"), got {terms!r}.'
+            )
+        if len(terms) < 2 or len(set(terms)) < len(terms):
+            raise ValueError(f"Combine.terms must be two or more different names, got {terms!r}.")
+        combination.check(len(terms))
         loss_of(self)
 
     def ask(self, here: Part, loss: Loss) -> Loss:
@@ -127,13 +120,15 @@ class Combine(AbstractWrapper[CombineState]):
     def init(self, params: Params) -> CombineState:
         number = len(self.terms)
         gram = (
-            jnp.zeros((number, number), canonical_float()) if self.combination.uses_gram else None
+            jnp.zeros((number, number), tree.canonical_float())
+            if self.combination.uses_gram
+            else None
         )
         return CombineState(
             inner=self.inner.init(params),
             combination=self.combination.init(number),
-            losses=jnp.zeros(number, canonical_float()),
-            weights=jnp.zeros(number, canonical_float()),
+            losses=jnp.zeros(number, tree.canonical_float()),
+            weights=jnp.zeros(number, tree.canonical_float()),
             gram=gram,
         )
 

@@ -15,7 +15,6 @@ from ..._core.protocol.transform import AbstractTransform, require_transform
 from ..._core.protocol.wrapper import AbstractWrapper, refuse_constraints
 from ..._core.protocol.writer import Writer
 from ...tree.dtypes import promoting
-from ...tree.paths import leaf_paths
 from ...tree.types import Params, Updates
 from ...where.layout import Layout, layouts
 
@@ -104,19 +103,17 @@ class Graft(AbstractWrapper[GraftState]):
 
     def has_updated(self, state: GraftState) -> Bool[Array, "*runs"] | bool:
         # Where one of the two returns zeros, so does this.
-        size = self.magnitude.has_updated(state.magnitude)
-        direction = self.inner.has_updated(state.inner)
-        return direction if size is True else size & direction
+        return self.magnitude.has_updated(state.magnitude) & self.inner.has_updated(state.inner)
 
     def _layouts(self, updates: Updates) -> list[Layout]:
         """The layout of each leaf, as the rules inside read it."""
-        paths = leaf_paths(updates)
+        paths = tree.leaf_paths(updates)
         by_path = dict(zip(paths, layouts(updates), strict=True))
         for part in parts(self.inner, params=updates):
             layout = getattr(part.module, "layout", None)
             if layout is not None:  # for the leaves that a mask leaves to the rule
                 by_path |= dict(
-                    zip(leaf_paths(part.params), layouts(part.params, layout), strict=True)
+                    zip(tree.leaf_paths(part.params), layouts(part.params, layout), strict=True)
                 )
         of_leaves = [by_path[path] for path in paths]
         refuse_unequal("`.graft`", updates, of_leaves)

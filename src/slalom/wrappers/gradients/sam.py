@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 
 from ... import fields, tree
-from ..._core.protocol.inputs import missing
 from ..._core.protocol.parts import Part, transforms
 from ..._core.protocol.wrapper import AbstractStatelessWrapper
 from ..._core.protocol.writer import Writer
@@ -66,8 +65,7 @@ class Sam(AbstractStatelessWrapper):
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, Any]:
         params, context = self.demand("params", here.params), here.context
-        if not context.has("grad_fn"):
-            raise TypeError(missing("Sam", "grad_fn"))
+        self.demand("grad_fn", context.grad_fn or context.value_fn)
         now = self.at(context)
 
         def at_worst_point(updates: Updates) -> Updates:

@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import fields, tree
@@ -15,8 +14,6 @@ from ..._core.protocol.parts import Part
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import Writer
 from ...schedules.averages import power_average
-from ...tree.dtypes import canonical_float
-from ...tree.moments import moved
 from ...tree.types import Gradients, Params
 from .project import refuse_projected
 
@@ -82,7 +79,7 @@ class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageStat
             now = SimpleNamespace(weight=self._weight(age, context))
 
             def rule(now, a, p):
-                return moved(a, p, now.weight)
+                return tree.moved(a, p, now.weight)
 
             new = tree.map_leaves(rule, (average, new_params), now)
             return tree.cast_like(new, average), age
@@ -102,10 +99,8 @@ class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageStat
             return self.decay.newest_weight(age)
         decay = self.at(context).decay
         if decay is None:
-            return 1 / age.astype(canonical_float())
-        if self.debias:
-            return tree.newest_weight(decay, age)
-        return jnp.broadcast_to(1 - decay, age.shape)
+            return 1 / age.astype(tree.canonical_float())
+        return tree.newest_weight(decay, age) if self.debias else 1 - decay
 
     def eval_params(self, here: Part) -> Params:
         return tree.copy(here.state.average)

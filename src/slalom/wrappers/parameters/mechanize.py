@@ -14,7 +14,6 @@ from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part, parts, segments
 from ..._core.protocol.wrapper import AbstractWrapper, refuse_constraints, run_if
 from ..._core.protocol.writer import Writer
-from ...tree.dtypes import as_canonical, canonical_float
 from ...tree.types import Gradients, Params, Scalar, Updates
 
 
@@ -90,9 +89,9 @@ class Mechanize(AbstractWrapper[MechanizeState]):
 
     def init(self, params: Params) -> MechanizeState:
         def vector(value: Scalar | float = 0.0) -> Array:
-            return jnp.zeros(self.num_betas, canonical_float()) + value
+            return jnp.zeros(self.num_betas, tree.canonical_float()) + value
 
-        first = as_canonical(self.at(Context(step=0)).s_init)
+        first = tree.as_canonical(self.at(Context(step=0)).s_init)
         return MechanizeState(
             inner=self.inner.init(params),
             scales=vector(first),
@@ -113,7 +112,7 @@ class Mechanize(AbstractWrapper[MechanizeState]):
             scales, *_ = new = self._scaled(grads, seen, state, context)
             before = jnp.sum(state.scales)
             after = jnp.sum(scales)
-            eps = as_canonical(self.at(context).eps)
+            eps = tree.as_canonical(self.at(context).eps)
             # x₀ + s'·(Δ + u) − x with Δ = (x − x₀)/(s + ε), without the sum that loses its digits.
             numbers = SimpleNamespace(away=(after - before - eps) / (before + eps), scale=after)
 
@@ -126,27 +125,26 @@ class Mechanize(AbstractWrapper[MechanizeState]):
         old = (state.scales, state.largest, state.variance, state.reward)
         wrote = self.inner.has_updated(inner)
         result, new = run_if(wrote, advance, write, params, updates, old)
-        scales, largest, variance, reward = new
-        return result, MechanizeState(inner, scales, largest, variance, reward, state.init_params)
+        return result, MechanizeState(inner, *new, init_params=state.init_params)
 
     def _scaled(
         self, grads: Updates, params: Params, state: MechanizeState, context: Context
     ) -> tuple[Array, Array, Array, Array]:
         """The new scales, maxima, variances and rewards."""
         now = self.at(context)
-        decay, eps, first = map(as_canonical, (now.weight_decay, now.eps, now.s_init))
+        decay, eps, first = map(tree.as_canonical, (now.weight_decay, now.eps, now.s_init))
         total = jnp.sum(state.scales)
         # XLA keeps in memory what a sum and the step both read. So these sums read −g² and x₀ − x,
         # where the step has x − x₀ and rules such as Adam have g².
         negative = tree.map_leaves(lambda _, g: -g, (grads,))
         # Bounded, as the squares below: one huge gradient must not leave infinity in the state.
-        norm = as_canonical(tree.root(tree.bounded(-tree.inner(grads, negative))))
-        size = as_canonical(tree.root(tree.squared_norm(params)))
+        norm = tree.as_canonical(tree.root(tree.bounded(-tree.inner(grads, negative))))
+        size = tree.as_canonical(tree.root(tree.squared_norm(params)))
         numbers = SimpleNamespace(decay=decay * total * norm / (size + eps))
         # Not bounded entry by entry, or XLA would write them to memory.
         decayed = tree.map_leaves(lambda now, g, p: g + now.decay * p, (grads, params), numbers)
         back = tree.map_leaves(lambda _, p, start: start - p, (params, state.init_params))
-        h = as_canonical(tree.inner(decayed, back)) / (total + eps)
+        h = tree.as_canonical(tree.inner(decayed, back)) / (total + eps)
         limit = math.sqrt(float(jnp.finfo(h.dtype).max) / 4)
         h = jnp.clip(h, -limit, limit)
 

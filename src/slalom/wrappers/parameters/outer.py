@@ -16,7 +16,6 @@ from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import RETURN, Writer
 from ..._core.state.slots import reset
 from ...rules.shaping.descent import ScaleByLearningRate
-from ...tree.paths import leaf_paths
 from ...tree.types import Gradients, Hyperparameter, Params
 from .project import refuse_projected
 from .schedule_free import ScheduleFree
@@ -176,15 +175,13 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
             self.inner.init(start),
             is_leaf=is_encoded,
         )
-        fresh = reset(self.inner, inner, again, start, leaf_paths(start))
+        fresh = reset(self.inner, inner, again, start, tree.leaf_paths(start))
         # Ages are a vector after only some of the parameters were reset.
         return jax.tree.map(lambda x, y: jnp.broadcast_to(x, y.shape), fresh, inner)
 
     def has_updated(self, state: OuterState) -> Bool[Array, "*runs"] | bool:
         wrote = self.inner.has_updated(state.inner) if state.wrote is None else state.wrote
         stepped = self.optimizer.has_updated(state.optimizer)
-        if stepped is True:
-            return wrote
         # Where every step ends at the slow weights, it moves only if they do.
         return wrote & (stepped | (self.every > 1))
 

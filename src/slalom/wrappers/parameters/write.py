@@ -13,7 +13,6 @@ from jaxtyping import Array, Float, Float32, Int8, PyTree, UInt32
 
 from ... import fields, tree
 from ..._core.engine.encoded import Encoded, is_encoded
-from ..._core.fields.declare import checked_field
 from ..._core.fields.keys import AbstractKeyed, key_field
 from ..._core.protocol.bases import AbstractParameterWriter, params_to_evaluate
 from ..._core.protocol.context import Context
@@ -23,7 +22,6 @@ from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import Writer, without_kept
 from ...codecs._codec import AbstractCodec
 from ...tree import rounding
-from ...tree.paths import leaf_paths
 from ...tree.sharding import reshaped
 from ...tree.types import Params
 
@@ -44,15 +42,6 @@ class WriteState(eqx.Module):
     most: times 2⁸ for bfloat16, and 2¹¹ for float16."""
     correction: PyTree[Int8[Array, "..."]] | None = fields.param_like("exact")
     """Under `"ecc"`, the rounding error, in 2⁻⁸ of the parameter's unit in the last place."""
-
-
-_POLICIES = ("master", "kahan", "ecc", "stochastic", "nearest")
-
-
-def _check_policy(name: str, policy: object) -> None:
-    if policy not in _POLICIES:
-        names = ", ".join(f'"{p}"' for p in _POLICIES)
-        raise ValueError(f"{name} must be one of {names}, got {policy!r}.")
 
 
 class Write(AbstractKeyed, AbstractWrapper[WriteState], AbstractParameterWriter[WriteState]):
@@ -107,7 +96,9 @@ class Write(AbstractKeyed, AbstractWrapper[WriteState], AbstractParameterWriter[
     passes_gradients: ClassVar[bool] = True
     reads_encoded: ClassVar[tuple[str, ...]] = ("updates",)
 
-    policy: str = checked_field(_check_policy)
+    policy: str = fields.choice_field(
+        "master", "kahan", "ecc", "stochastic", "nearest", required=True
+    )
     key: Any = key_field(default=0)
 
     def __check_init__(self):
@@ -153,15 +144,14 @@ class Write(AbstractKeyed, AbstractWrapper[WriteState], AbstractParameterWriter[
         result, inner = self.inner_part(here._replace(context=seen)).run(inner_write, updates)
         encoded = filter(is_encoded, jax.tree.leaves(result, is_leaf=is_encoded))
         kept = [x.arrays["kept"] for x in encoded if "kept" in x.arrays]
-        trees = (state.master, state.compensation, state.correction)
-        trees = jax.tree.structure(trees).unflatten(kept)
-        return without_kept(result), WriteState(inner, *trees)
+        new = jax.tree.structure(_kept(state)).unflatten(kept)
+        return without_kept(result), dataclasses.replace(new, inner=inner)
 
     def _acts_on(self, params: Params) -> bool:
         return self.policy != "nearest" and any(_are_half(params))
 
     def _write(self, state: WriteState, params: Params, context: Context) -> Writer:
-        kept = iter(jax.tree.leaves((state.master, state.compensation, state.correction)))
+        kept = iter(jax.tree.leaves(_kept(state)))
 
         def with_kept(p: Array) -> Encoded:
             arrays = {"param": p}
@@ -175,7 +165,7 @@ class Write(AbstractKeyed, AbstractWrapper[WriteState], AbstractParameterWriter[
         seeds = None
         if self.policy == "stochastic":
             step = self.demand("step", context.step)
-            seeds = _seeds([step, *jnp.atleast_1d(self.key)], leaf_paths(params))
+            seeds = _seeds([step, *jnp.atleast_1d(self.key)], tree.leaf_paths(params))
         return Writer(encoded=encoded, seeds=seeds)
 
     def eval_params(self, here: Part) -> Params:
@@ -195,6 +185,10 @@ class Write(AbstractKeyed, AbstractWrapper[WriteState], AbstractParameterWriter[
         if not self._acts_on(params):
             return params
         return self._write(state, params, Context(step=0)).full(params)
+
+
+def _kept(state: WriteState) -> WriteState:
+    return dataclasses.replace(state, inner=None)
 
 
 def refuse_written(inner: AbstractTransform, call: str) -> None:

@@ -105,7 +105,13 @@ class Flatten(AbstractWrapper[FlattenState]):
         joined = self._join(updates, buffers) if until else None
         full = write.full(params)
         seen = full if full is None or not until else self._join(full, buffers)
-        inside = self._join_context(context, full, buffers)
+        inside = context
+        if full is None:
+            inside = context.replace(value_fn=None, grad_fn=None, sampled_grad_fn=None)
+        inside = inside.in_form(
+            lambda whole: self._join(whole, buffers),
+            lambda joined: self._split(joined, full, buffers),
+        )
         states = []
         for link in links[:until]:
             joined, new = link._replace(params=seen, context=inside).run(RETURN, joined)
@@ -193,17 +199,6 @@ class Flatten(AbstractWrapper[FlattenState]):
             piece = jnp.reshape(piece, np.shape(x))
             pieces.append(_with_spec(piece, x, jax.typeof(x).sharding.spec))
         return structure.unflatten(pieces)
-
-    def _join_context(
-        self, context: Context, params: Params | None, buffers: tuple[str, ...]
-    ) -> Context:
-        """The context with all parameter-shaped trees joined."""
-        if params is None:
-            context = context.replace(value_fn=None, grad_fn=None, sampled_grad_fn=None)
-        return context.in_form(
-            lambda whole: self._join(whole, buffers),
-            lambda joined: self._split(joined, params, buffers),
-        )
 
 
 def _names(dtypes: list[str]) -> tuple[str, ...]:

@@ -51,6 +51,12 @@ class Record(AbstractWrapper[RecordState]):
     """
 
     over: ClassVar[str] = "sums"
+    metric_fields: ClassVar[tuple[str, ...]] = (
+        "grad_norm",
+        "update_norm",
+        "param_norm",
+        "lost_updates",
+    )
 
     def init(self, params: Params) -> RecordState:
         inner = self.inner.init(params)
@@ -72,13 +78,10 @@ class Record(AbstractWrapper[RecordState]):
             param_norm = tree.root(tree.squared_norm(write.new_params(params, result)))
         # A `.record()` around this one reads the same measurements.
         result = result if write.measures else without_measurements(result)
+        values = (tree.root(tree.squared_norm(updates)), update_norm, param_norm, lost)
+        norms = (jnp.asarray(x, state.grad_norm.dtype) for x in values)
         return result, RecordState(
-            inner,
-            _as(state.grad_norm, tree.root(tree.squared_norm(updates))),
-            _as(state.update_norm, update_norm),
-            _as(state.param_norm, param_norm),
-            _as(state.lost_updates, lost),
-            self._hyperparams(state.inner, context),
+            inner, *norms, hyperparams=self._hyperparams(state.inner, context)
         )
 
     def _hyperparams(self, state: PyTree, context: Context) -> Readings:
@@ -86,14 +89,4 @@ class Record(AbstractWrapper[RecordState]):
         return jax.tree.map(jnp.copy, read(self.inner, state, context))
 
     def metrics(self, state: RecordState) -> dict[str, Array]:
-        norms = {
-            "grad_norm": state.grad_norm,
-            "update_norm": state.update_norm,
-            "param_norm": state.param_norm,
-            "lost_updates": state.lost_updates,
-        }
-        return norms | state.hyperparams
-
-
-def _as(like: Scalar, x: Array | float) -> Scalar:
-    return jnp.asarray(x, like.dtype)
+        return super().metrics(state) | state.hyperparams

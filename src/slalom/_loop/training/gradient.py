@@ -1,7 +1,7 @@
 """The traced part of a training step: the gradient of a batch, and the optimizer's step with it."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -19,10 +19,10 @@ from ..._core.text.messages import check_takes, warn
 from ...combine import Terms
 from ...tree import canonical_float, cast, cast_like, gram_matrix, scale
 from ...tree.packed import pack, unpack
-from ...tree.types import PyTree, Scalar, Updates
+from ...tree.types import Params, PyTree, Scalar, Updates
 from ..binding.model import split
 from ..binding.stepping import advance, sampled_params
-from ..residual_losses import AbstractCurvatureLoss, linearized
+from ..residual_losses import linearized
 from .batch import Role, TrainingInputs, batch_of
 from .batch_loss import BatchLoss
 from .loss import LossResult, check_call, checked_loss, checked_terms, residual_loss
@@ -48,21 +48,16 @@ def train_step(inputs: TrainingInputs) -> tuple[list[Array], PyTree]:
             "scale."
         )
     source = residual_loss(inputs.loss, loss)
-    weight = inputs.context.get("weight")
-
-    def ask_again(result: LossResult, **entries: Any) -> Loss:
-        current_weight = result.weight if options.has_weight else weight
-        context = Context(step=opt.arrays.count, weight=current_weight, **entries)
-        return loss_of(opt.transform, opt.state, context, model.params)
-
     if "combined terms" in loss.askers:
-        gradient = _combined_gradient(batch_loss, loss.askers["combined terms"][0], ask_again)
+        gradient = _combined_gradient(batch_loss, loss.askers["combined terms"][0], model.params)
     elif "single examples" in loss.askers:
         gradient = _per_example_gradient(batch_loss, loss.askers["single examples"][0])
     elif options.reuse_linesearch:
         gradient = _recalled_gradient(batch_loss, loss, opt.transform)
     elif source is not None and options.microbatches is None:
-        gradient = _linearized_gradient(batch_loss, source, loss)
+        # From the Jacobian of the residuals, which the rules need in any case.
+        residuals, value, grads = linearized(source, inputs, at, loss)
+        gradient = Gradient(grads, grads, checked_loss(value), {"residuals": residuals})
     else:
         gradient = _batch_gradient(batch_loss)
 
@@ -126,37 +121,30 @@ def _batch_gradient(batch_loss: BatchLoss) -> Gradient:
     return Gradient(grads, grads, result)
 
 
-def _linearized_gradient(
-    batch_loss: BatchLoss, source: AbstractCurvatureLoss, loss: Loss
-) -> Gradient:
-    """The gradient from the Jacobian of the residuals, which the rules need in any case."""
-    residuals, value, grads = linearized(source, batch_loss.inputs, batch_loss.model, loss)
-    return Gradient(grads, grads, checked_loss(value), {"residuals": residuals})
-
-
-def _combined_gradient(
-    batch_loss: BatchLoss, part: Part, ask_again: Callable[..., Loss]
-) -> Gradient:
+def _combined_gradient(batch_loss: BatchLoss, part: Part, params: Params) -> Gradient:
     """The gradient of the sum of the terms of the loss, with the weights of a combination.
 
     **Arguments:**
 
     - `batch_loss`, `part`: the loss, and the part that combines its terms.
-    - `ask_again`: from the results of the loss, and more entries of the context, to the loss that
-        the transforms then ask for.
+    - `params`: all parameters, as the transforms see them.
     """
-    names, check = part.module.terms, functools.partial(checked_terms, names=part.module.terms)
+    inputs, names = batch_loss.inputs, part.module.terms
+    check = functools.partial(checked_terms, names=names)
 
     def terms_of(trained: list[Array]) -> tuple[Array, PyTree]:
-        arguments = batch_loss.inputs.args, batch_loss.inputs.kwargs
-        losses, result = batch_loss.evaluate(batch_loss.model.join(trained), arguments, check)
+        model, arguments = batch_loss.model.join(trained), (inputs.args, inputs.kwargs)
+        losses, result = batch_loss.evaluate(model, arguments, check)
         return losses, pack(result)
 
     losses, pullback, packed = jax.vjp(terms_of, batch_loss.trained, has_aux=True)
     result: LossResult = unpack(packed)
 
     def part_with(**entries: Any) -> Part:
-        return ask_again(result, **entries).askers["combined terms"][0]
+        weight = result.weight if inputs.options.has_weight else inputs.context.get("weight")
+        context = Context(step=inputs.opt.arrays.count, weight=weight, **entries)
+        loss = loss_of(inputs.opt.transform, inputs.opt.state, context, params)
+        return loss.askers["combined terms"][0]
 
     def gradient(weights: Array) -> Updates:
         (grads,) = pullback(cast(weights, losses.dtype))

@@ -106,12 +106,12 @@ def test_signals_without_a_handler_are_left_alone(handler):
 
 
 def test_all_signals_that_wait_are_delivered_once_even_if_their_handlers_raise():
-    with HeldSignals(()) as held:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
-            interrupt(number)
-        assert set(held.waiting) == {signal.SIGTERM, signal.SIGINT}
+    held = HeldSignals(()).__enter__()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+        interrupt(number)
+    assert set(held.waiting) == {signal.SIGTERM, signal.SIGINT}
     with pytest.raises((KeyboardInterrupt, Preempted)) as caught:
-        held.deliver()
+        held.__exit__()
     assert {type(caught.value), type(caught.value.__context__)} == {KeyboardInterrupt, Preempted}
     assert not held.waiting
 

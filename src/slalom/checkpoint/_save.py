@@ -50,14 +50,13 @@ class Saving:
         thread = threading.Thread(target=self._run, name=f"saving {path.name}")
         if background:
             # Ctrl-C waits, or the next save would not know of this one, and could end before it.
-            with HeldSignals(()) as signals:
+            with HeldSignals(()):
                 # The system may have no more threads, or the program may be about to end.
                 with contextlib.suppress(RuntimeError):
                     thread.start()
                 if thread.ident is not None:
                     self._thread = thread
                     _unfinished[_place(path)] = self
-            signals.deliver()
         if self._thread is None:
             work()
 

@@ -27,7 +27,7 @@ _SIGNALS = [int(number) for number in signal.valid_signals() - _WITHOUT_HANDLER]
 
 
 class HeldSignals:
-    """A context in which the handlers of signals wait, except while a program is compiled.
+    """A context in which the handlers of signals wait for its end, or for a program to compile.
 
     Tracing and compiling takes long, and nothing is donated before it ends. Any other call takes a
     moment, and an exception inside JAX's own callbacks would be ignored or become another one.
@@ -64,6 +64,7 @@ class HeldSignals:
         for number, handler in self._handlers.items():
             if _c.getsignal(number) == self._handle:
                 _c.signal(number, handler)
+        self.deliver()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self._is_compiling or any(map(is_deleted, jax.tree.leaves(self._arguments))):

@@ -191,15 +191,13 @@ class TrainStep(Generic[P, R]):
         count = inputs.opt.arrays.count
         if not is_deleted(count):  # otherwise the caller has yet to fetch the results
             self.last = None
-        with nullcontext() if self.options.donate is False else HeldSignals(inputs) as held:
+        with nullcontext() if self.options.donate is False else HeldSignals(inputs):
             after, (others, guarded) = program(inputs)
             results = (after.model, after.opt, *others)
             # Whatever the caller does next, a signal may come before the assignment. Under an
             # outer transformation nothing was donated, and tracers must not be kept.
             if is_deleted(count):
                 self.last = results
-        if held is not None:
-            held.deliver()
         if guarded and not any(isinstance(x, Tracer) for x in jax.tree.leaves(guarded)):
             check_guarded(results[1], guarded, results)
         return results

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...tree.types import Hyperparameter
 from ..protocol.parts import AbstractDeclared
-from ..text.messages import advise_keywords, library
+from ..text.messages import advise_methods, library
 
 if TYPE_CHECKING:
     import slalom
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 # pyright: reportArgumentType=false
 
 
+@advise_methods
 class AbstractGradientMethods(AbstractDeclared):
     """Methods that decide which gradients a transform sees, when, and how long its updates are."""
 
-    @advise_keywords
     def every_k(
         self,
         k: Any,
@@ -48,7 +48,6 @@ class AbstractGradientMethods(AbstractDeclared):
             self, k, mean=mean, accumulator_dtype=accumulator_dtype, skip=skip
         )
 
-    @advise_keywords
     def if_finite(
         self,
         max_consecutive_errors: int = 5,
@@ -69,7 +68,6 @@ class AbstractGradientMethods(AbstractDeclared):
         """
         return library.wrappers.IfFinite(self, max_consecutive_errors, on_limit, check)
 
-    @advise_keywords
     def skip_spikes(
         self,
         sigma: Hyperparameter = 6.0,
@@ -92,7 +90,6 @@ class AbstractGradientMethods(AbstractDeclared):
         """
         return library.wrappers.SkipSpikes(self, sigma, window, by, max_consecutive)
 
-    @advise_keywords
     def combine(
         self,
         combination: "slalom.combine.AbstractCombination",
@@ -114,7 +111,6 @@ class AbstractGradientMethods(AbstractDeclared):
         """
         return library.wrappers.Combine(self, combination, terms, every)
 
-    @advise_keywords
     def graft(self, magnitude: "slalom.AbstractTransform") -> "slalom.wrappers.Graft":
         """Rescales the updates of this transform to the norms of another one, layer by layer.
 
@@ -127,7 +123,6 @@ class AbstractGradientMethods(AbstractDeclared):
         """
         return library.wrappers.Graft(self, magnitude)
 
-    @advise_keywords
     def when(
         self, condition: Callable[..., Any], otherwise: Literal["pass", "zero"] = "pass"
     ) -> "slalom.wrappers.When":
@@ -145,7 +140,6 @@ class AbstractGradientMethods(AbstractDeclared):
         """
         return library.wrappers.When(self, condition, otherwise)
 
-    @advise_keywords
     def scale_loss(
         self, initial: float | int = 2.0**15, growth_interval: int = 2000
     ) -> "slalom.wrappers.ScaleLoss":
@@ -161,7 +155,6 @@ class AbstractGradientMethods(AbstractDeclared):
         """
         return library.wrappers.ScaleLoss(self, initial, growth_interval)
 
-    @advise_keywords
     def sam(
         self, rho: Hyperparameter = 0.05, adaptive: bool = False, every: int = 1
     ) -> "slalom.wrappers.Sam":

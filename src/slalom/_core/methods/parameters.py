@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...tree.types import Hyperparameter, WhereLike
 from ..protocol.parts import AbstractDeclared
-from ..text.messages import advise_keywords, library
+from ..text.messages import advise_methods, library
 
 if TYPE_CHECKING:
     import slalom
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 # pyright: reportArgumentType=false
 
 
+@advise_methods
 class AbstractParameterMethods(AbstractDeclared):
     """Methods that write the parameters, or keep others to evaluate."""
 
-    @advise_keywords
     def mechanize(
         self,
         weight_decay: Hyperparameter = 1e-2,
@@ -38,7 +38,6 @@ class AbstractParameterMethods(AbstractDeclared):
         """
         return library.wrappers.Mechanize(self, weight_decay, eps, s_init, num_betas)
 
-    @advise_keywords
     def outer(
         self, optimizer: "slalom.AbstractTransform", every: int, reset_state: bool = False
     ) -> "slalom.wrappers.Outer":
@@ -58,7 +57,6 @@ class AbstractParameterMethods(AbstractDeclared):
         """
         return library.wrappers.Outer(self, optimizer, every, reset_state)
 
-    @advise_keywords
     def lookahead(
         self, sync_period: int, slow_step_size: Hyperparameter, reset_state: bool = False
     ) -> "slalom.wrappers.Outer":
@@ -81,7 +79,6 @@ class AbstractParameterMethods(AbstractDeclared):
 
         return lookahead(self, sync_period, slow_step_size, reset_state)
 
-    @advise_keywords
     def average(
         self, decay: Hyperparameter | None = None, debias: bool = True
     ) -> "slalom.wrappers.Average":
@@ -99,7 +96,6 @@ class AbstractParameterMethods(AbstractDeclared):
         """
         return library.wrappers.Average(self, decay, debias)
 
-    @advise_keywords
     def schedule_free(
         self,
         b1: Hyperparameter = 0.9,
@@ -151,7 +147,6 @@ class AbstractParameterMethods(AbstractDeclared):
             decay_where=decay_where,
         )
 
-    @advise_keywords
     def project(
         self, fn: Callable[..., Any], where: WhereLike | None = None
     ) -> "slalom.AbstractTransform":

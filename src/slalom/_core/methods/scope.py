@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...tree.types import WhereLike
 from ..protocol.parts import AbstractDeclared
-from ..text.messages import advise_keywords, library
+from ..text.messages import advise_methods, library
 
 if TYPE_CHECKING:
     import slalom
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 # pyright: reportArgumentType=false
 
 
+@advise_methods
 class AbstractScopeMethods(AbstractDeclared):
     """Methods that change where a transform acts, and how its state and its parameters are kept."""
 
-    @advise_keywords
     def mask(self, where: WhereLike) -> "slalom.wrappers.Mask":
         """Applies this transform to the selected leaves; the others pass through unchanged.
 
@@ -33,7 +33,6 @@ class AbstractScopeMethods(AbstractDeclared):
         """
         return library.wrappers.Mask(self, where)
 
-    @advise_keywords
     def only(self, where: WhereLike) -> "slalom.wrappers.Only":
         """Applies this transform to the selected leaves; the others are not updated.
 
@@ -45,7 +44,6 @@ class AbstractScopeMethods(AbstractDeclared):
         """
         return library.wrappers.Only(self, where)
 
-    @advise_keywords
     def partition(
         self,
         others: Mapping[WhereLike, "slalom.AbstractTransform"],
@@ -64,7 +62,6 @@ class AbstractScopeMethods(AbstractDeclared):
         """
         return library.wrappers.Partition.by_cases(self, others, names)
 
-    @advise_keywords
     def maximize(self) -> "slalom.wrappers.Maximize":
         """Maximizes the loss with this transform, which would otherwise descend.
 
@@ -72,7 +69,6 @@ class AbstractScopeMethods(AbstractDeclared):
         """
         return library.wrappers.Maximize(self)
 
-    @advise_keywords
     def flatten(self, max_size: int = 8192) -> "slalom.wrappers.Flatten":
         """Applies this transform to all small leaves at once, concatenated into buffers.
 
@@ -84,7 +80,6 @@ class AbstractScopeMethods(AbstractDeclared):
         """
         return library.wrappers.Flatten(self, max_size)
 
-    @advise_keywords
     def split_complex(self) -> "slalom.wrappers.SplitComplex":
         """Applies this transform to the real and imaginary parts of complex leaves.
 
@@ -92,7 +87,6 @@ class AbstractScopeMethods(AbstractDeclared):
         """
         return library.wrappers.SplitComplex(self)
 
-    @advise_keywords
     def store(
         self, codec: Any, where: WhereLike | None = None, *, min_size: int = 4096
     ) -> "slalom.wrappers.Store":
@@ -111,7 +105,6 @@ class AbstractScopeMethods(AbstractDeclared):
         """
         return library.wrappers.Store(self, codec, where, min_size=min_size)
 
-    @advise_keywords
     def write(
         self,
         policy: Literal["master", "kahan", "ecc", "stochastic", "nearest"],
@@ -130,7 +123,6 @@ class AbstractScopeMethods(AbstractDeclared):
         """
         return library.wrappers.Write(self, policy, key)
 
-    @advise_keywords
     def drive(self, schedules: Mapping[str, Any]) -> "slalom.wrappers.Drive":
         """Sets hyperparameters of this transform by stateful schedules.
 
@@ -144,7 +136,6 @@ class AbstractScopeMethods(AbstractDeclared):
         """
         return library.wrappers.Drive(self, schedules)
 
-    @advise_keywords
     def record(self) -> "slalom.wrappers.Record":
         """Reports norms and the hyperparameters in use in `opt.metrics`.
 

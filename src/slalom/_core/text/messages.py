@@ -146,6 +146,7 @@ def uncalled(value: Any) -> str:
 
 
 _Advised = TypeVar("_Advised", bound=Callable[..., Any])
+_Class = TypeVar("_Class", bound=type)
 
 
 _RENAMED = {
@@ -376,3 +377,11 @@ def advise_keywords(function: _Advised) -> _Advised:
         return function(*args, **kwargs)
 
     return cast(_Advised, call)
+
+
+def advise_methods(cls: _Class) -> _Class:
+    """A decorator for a class whose methods all refuse unknown keywords with advice."""
+    for name, method in list(vars(cls).items()):
+        if inspect.isfunction(method) and name[0] != "_":
+            setattr(cls, name, advise_keywords(method))
+    return cls

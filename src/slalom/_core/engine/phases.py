@@ -200,36 +200,6 @@ def measured(
         return {name: total(name, x) for name, x in sums.items()}
 
 
-def finish(rule: Any, part: Part, sums: Sequence[LeafSums], again: Again, state: Fields) -> None:
-    """Runs `finish` in the common precision of all sums, the loss and the numbers of the state.
-
-    **Arguments:**
-
-    - `rule`: the rule at this step, which it assigns to.
-    - `part`: the rule, and what it sees.
-    - `sums`: the result of `measure` or `reduce` at each leaf.
-    - `again`: measures the leaves again, with factors.
-    - `state`: the scalars of the state.
-    """
-    old = {name: x for name, x in vars(state).items() if _is_float(x)}
-    arrays = [*old.values(), *jax.tree.leaves(sums)]
-    if "value" in rule.needs:
-        arrays.append(rule.value)
-    dtype = accumulation_dtype(jnp.float32, *(x.dtype for x in arrays))
-    for name, x in vars(rule)[STEP].items():
-        setattr(rule, name, cast(x, dtype) if _is_float(x) else x)
-    for name, x in old.items():
-        setattr(state, name, cast(x, dtype))
-    with part.scope():
-        rule.finish(Sums(sums, again, dtype), state)
-    for name, x in old.items():
-        setattr(state, name, cast(getattr(state, name), x.dtype))
-
-
-def _is_float(x: object) -> bool:
-    return isinstance(x, jax.Array | np.ndarray) and jnp.issubdtype(x.dtype, jnp.floating)
-
-
 def _written_after(others: list[Array], x: Array) -> Array:
     """`x`, written after others.
 

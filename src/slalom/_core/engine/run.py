@@ -37,7 +37,7 @@ from .encoded import (
     stored_like,
 )
 from .matrices import matrices
-from .phases import Again, Fields, LeafInputs, LeafSums, at_step, finish, measured, phases
+from .phases import Again, Fields, LeafInputs, LeafSums, Sums, at_step, measured, phases
 from .refresh import differs_between_leaves, refreshed, seen_by_refresh
 
 
@@ -234,9 +234,7 @@ class _RuleStep:
     def divide(self) -> None:
         """Gives each leaf its own entry of the numbers of this step that are vectors."""
         vectors = {name: x for name, x in self.numbers.items() if x is not None and x.ndim}
-        self.entries: dict[str, list[Array]] = {}
-        if vectors:
-            self.entries = dict(zip(vectors, entries(list(vectors.values())), strict=True))
+        self.entries = dict(zip(vectors, entries(list(vectors.values())), strict=True))
 
     def inputs_of(
         self, n: int, u: PyTree, p: PyTree, seed_of: dict[str, Any] | None = None
@@ -314,8 +312,20 @@ class _RuleStep:
         self.divide()
 
     def finish(self) -> None:
-        """Runs `finish`."""
-        finish(self.now, self.part, self.sums, self.again, self.scalars)
+        """Runs `finish` in the common precision of all sums, the loss and the scalars."""
+        old = {name: x for name, x in vars(self.scalars).items() if _is_float(x)}
+        arrays = [*old.values(), *jax.tree.leaves(self.sums)]
+        if "value" in self.rule.needs:
+            arrays.append(self.now.value)
+        dtype = tree.accumulation_dtype(jnp.float32, *(x.dtype for x in arrays))
+        for name, x in self.numbers.items():
+            setattr(self.now, name, tree.cast(x, dtype) if _is_float(x) else x)
+        for name, x in old.items():
+            setattr(self.scalars, name, tree.cast(x, dtype))
+        with self.part.scope():
+            self.now.finish(Sums(self.sums, self.again, dtype), self.scalars)
+        for name, x in old.items():
+            setattr(self.scalars, name, tree.cast(getattr(self.scalars, name), x.dtype))
 
     def _sum(self, phase: str, updates: PyTree, params: Sequence[Any]) -> None:
         leaves = for_sums(jax.tree.leaves(updates, is_leaf=is_encoded))
@@ -341,3 +351,7 @@ class _RuleStep:
             name: self.structure.unflatten([row[name] for row in self.rows]) for name in self.fields
         }
         return with_fields(self.part.state, vars(self.scalars) | shaped)
+
+
+def _is_float(x: Any) -> bool:
+    return tree.is_array(x) and jnp.issubdtype(x.dtype, jnp.floating)

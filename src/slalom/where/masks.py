@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from ..tree.packed import cached
-from ..tree.paths import candidates, dotted, glob_pattern, leaf_paths, whole
+from ..tree.paths import candidates, children_of, dotted, glob_pattern, leaf_paths, whole
 from ..tree.types import Params, Updates
 from .resolve import Cases, Leaf, Where, resolve_bools
 
@@ -38,8 +38,9 @@ def _frozen(node: Any) -> list[bool]:
     """Whether a mark in this node or inside it freezes each of its leaves."""
     if _is_non_trainable(type(node)) or _is_state(type(node)):
         return [True] * len(jax.tree.leaves(node))
-    parts = jax.tree.leaves(node, is_leaf=lambda x: x is not node and _has_mark(type(x)))
-    frozen = [f for x in parts for f in (_frozen(x) if _has_mark(type(x)) else [False])]
+    if jax.tree_util.all_leaves([node]):
+        return [False]
+    frozen = [f for _, child in children_of(node)[0] for f in _frozen(child)]
     # And everything below.
     patterns = [glob_pattern(glob) for path in _stated(node) for glob in (path, f"{path}.**")]
     if not patterns:
@@ -48,10 +49,6 @@ def _frozen(node: Any) -> list[bool]:
         f or any(p.fullmatch(path) for p in patterns)
         for f, path in zip(frozen, leaf_paths(node), strict=True)
     ]
-
-
-def _has_mark(cls: type) -> bool:
-    return hasattr(cls, "__frozen__") or _is_non_trainable(cls) or _is_state(cls)
 
 
 def _is_state(cls: type) -> bool:
@@ -115,10 +112,9 @@ def check_matches(where: Where, params: Params) -> None:
     selects only what earlier cases take."""
     leaves = _leaves_of(*_structure_and_shapes(params))
     for primitive in where.primitives():
-        message = primitive.if_unmatched()
-        if message is not None and not any(resolve_bools(primitive, leaves)):
+        if primitive.unmatched is not None and not any(resolve_bools(primitive, leaves)):
             paths = candidates("", leaf_paths(params))
-            raise ValueError(f"{primitive!r} {message} Paths: {paths}.")
+            raise ValueError(f"{primitive!r} {primitive.unmatched} Paths: {paths}.")
     if isinstance(where, Cases):
         _check_no_case_is_hidden(where, leaves)
 

@@ -104,10 +104,6 @@ class Where(abc.ABC):
     unmatched_among: str | None = None
     """The error message if `self & other` selects nothing, if that is always a mistake."""
 
-    def if_unmatched(self) -> str | None:
-        """The error message if it selects nothing."""
-        return self.unmatched
-
 
 @dataclasses.dataclass(frozen=True)
 class _AbstractCombined(Where):
@@ -134,9 +130,10 @@ class _Both(_AbstractCombined):
 
     def primitives(self) -> tuple[Where, ...]:
         # It comes last: a path that matches nothing is the better message.
-        return super().primitives() + (() if self.if_unmatched() is None else (self,))
+        return super().primitives() + (() if self.unmatched is None else (self,))
 
-    def if_unmatched(self) -> str | None:
+    @property
+    def unmatched(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]  # only read
         return self.operands[0].unmatched_among
 
 
@@ -179,7 +176,9 @@ class _TreeFunction(Where):
     function: Callable[[Any], Any]
 
     def evaluate(self, leaves: list[Leaf]) -> list[Any]:
-        tree = leaves[0].tree if leaves else None
+        if not leaves:
+            return []
+        tree = leaves[0].tree
         try:
             result = self.function(tree)
         except (TypeError, AttributeError) as error:
@@ -192,13 +191,12 @@ class _TreeFunction(Where):
                 f"The function {self!r} returned False for the whole parameter tree, so it would "
                 f"select nothing. {ONE_CALL} To select nothing, write `sl.where.nothing()`."
             )
+
+        def call(arrays: PyTree) -> tuple[Hashable, ...]:
+            return _FrozenTree.freeze(self.function(arrays)).values
+
         frozen = _FrozenTree.freeze(result)
-        if leaves:
-
-            def call(arrays: PyTree) -> tuple[Hashable, ...]:
-                return _FrozenTree.freeze(self.function(arrays)).values
-
-            check_arrays_give_no_more(self, call, tree, frozen.values)
+        check_arrays_give_no_more(self, call, tree, frozen.values)
         return frozen.evaluate(leaves)
 
     def __repr__(self) -> str:

@@ -18,7 +18,6 @@ from ._core.fields.keys import AbstractKeyed, key_field
 from ._core.fields.schedule import read_numbers
 from ._core.protocol.context import Context
 from ._core.protocol.parts import AbstractDeclared
-from .tree.dtypes import canonical_float
 from .tree.types import PyTree
 
 Weights: TypeAlias = Float[Array, " terms"]
@@ -94,7 +93,7 @@ def _as_weights(weights: object) -> Any:
             "Fixed.weights must be numbers in the order of the terms, such as `[1.0, 0.1]`, got a "
             "dict."
         )
-    return jnp.asarray(weights, canonical_float())
+    return jnp.asarray(weights, tree.canonical_float())
 
 
 class Fixed(AbstractCombination):
@@ -167,7 +166,7 @@ class ReLoBRaLo(AbstractKeyed, AbstractCombination):
 
     def init(self, number: int) -> ReLoBRaLoState:
         # Three arrays of their own, which can be donated.
-        first, last, weights = (jnp.full(number, x, canonical_float()) for x in (1, 1, 1))
+        first, last, weights = (jnp.full(number, x, tree.canonical_float()) for x in (1, 1, 1))
         key = self._fresh_key_data()
         return ReLoBRaLoState(key, tree.fresh_count(), first, last, weights)
 

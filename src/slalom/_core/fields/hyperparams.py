@@ -9,12 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import DictKey
-from jax.typing import DTypeLike
 from jaxtyping import PyTree
 
 from ... import tree
-from ...tree.dtypes import canonical_float, is_array
-from ...tree.paths import candidates, glob_pattern, named, not_one
+from ...tree.paths import candidates, children_of, glob_pattern, named, not_one
 from ...tree.types import Tracer, is_function
 from ..protocol.context import Context
 from ..protocol.parts import CHECK, AbstractDeclared, Part, parts
@@ -33,11 +31,9 @@ def bind_numbers(transform: PyTree, dtype: Any | None = None) -> PyTree:
     `dtype` is passed. Anything else is returned unchanged.
     """
     leaves, structure = jax.tree.flatten(transform)
-    leaves = [_bind_array(x, dtype) if is_array(x) else x for x in leaves]
+    leaves = [_bind_array(x, dtype) if tree.is_array(x) else x for x in leaves]
     numbers = {
-        i: np.asarray(x, _number_dtype(x, dtype))
-        for i, x in enumerate(leaves)
-        if isinstance(x, bool | int | float)
+        i: _bind_number(x, dtype) for i, x in enumerate(leaves) if isinstance(x, int | float)
     }
     # One compiled call for all of them takes less time than one `jnp.array`.
     for i, array in zip(numbers, _as_arrays(list(numbers.values())), strict=True):
@@ -48,12 +44,10 @@ def bind_numbers(transform: PyTree, dtype: Any | None = None) -> PyTree:
 _as_arrays = jax.jit(lambda numbers: numbers, inline=True)
 
 
-def _number_dtype(value: bool | int | float, dtype: Any | None) -> DTypeLike:
-    if isinstance(value, bool):
-        return np.bool_
-    if isinstance(value, int):
-        return np.int32
-    return canonical_float() if dtype is None else dtype
+def _bind_number(value: int | float, dtype: Any | None) -> np.ndarray:
+    if isinstance(value, float):
+        return np.asarray(value, tree.canonical_float() if dtype is None else dtype)
+    return np.asarray(value, np.bool_ if isinstance(value, bool) else np.int32)
 
 
 def _bind_array(value: Any, dtype: Any | None) -> Any:
@@ -64,7 +58,7 @@ def _bind_array(value: Any, dtype: Any | None) -> Any:
     new_dtype = value.dtype
     if jnp.issubdtype(new_dtype, jnp.floating):
         weak = getattr(value, "weak_type", False)
-        new_dtype = dtype if dtype is not None else (canonical_float() if weak else new_dtype)
+        new_dtype = dtype if dtype is not None else (tree.canonical_float() if weak else new_dtype)
     return jnp.array(value, jax.dtypes.canonicalize_dtype(new_dtype))
 
 
@@ -323,12 +317,8 @@ def _declared(node: object) -> Iterator[Any]:
     """All transforms, schedules and conditions in a tree."""
     if isinstance(node, AbstractDeclared):
         yield node
-    inner = jax.tree.leaves(
-        node, is_leaf=lambda x: x is not node and isinstance(x, AbstractDeclared)
-    )
-    for child in inner:
-        if isinstance(child, AbstractDeclared):
-            yield from _declared(child)
+    for _, child in children_of(node)[0]:
+        yield from _declared(child)
 
 
 def with_field(

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
 from ... import tree
-from ...tree.dtypes import sum_dtype
 from ...tree.tracing import equations
 from ...tree.types import Scalar, Updates
 from .real_vectors import as_covector, from_vector, real_size, replicated
@@ -78,7 +77,7 @@ class Linearization:
         """The number of examples that are differentiated at a time, or `None` for all."""
         self._outward = outward
         leaves = [x for x in jax.tree.leaves(params) if tree.is_inexact(x)]
-        self.dtype = sum_dtype(leaves)
+        self.dtype = tree.sum_dtype(leaves)
         """The dtype of all its arrays."""
         self.num_params = sum(real_size(x) for x in leaves)
         """P, the number of real parameters."""

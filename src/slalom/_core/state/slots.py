@@ -9,7 +9,7 @@ from jaxtyping import Array, PyTree
 
 from ...tree.paths import children_of, dotted, example, half_of, leaf_paths, whole
 from ...tree.types import Params
-from ..protocol.parts import parts
+from ..protocol.parts import Part, parts
 from ..protocol.transform import AbstractTransform
 from .marks import PARAM_LIKE, PER_LEAF, UNTIL_RESET, marks, stored_as
 
@@ -73,7 +73,7 @@ def slots(
     for part in parts(transform, example(structure)):
         # Parts come depth first, so the innermost owner of a leaf names it last.
         for key_path, i in jax.tree_util.tree_leaves_with_path(part.state):
-            result[i] = _slot(part.name, type(part.module).__name__, part.state, key_path, params)
+            result[i] = _slot(part, key_path, params)
     return result
 
 
@@ -88,10 +88,8 @@ def rule_slots(transform: AbstractTransform[Any]) -> list[Slot]:
     return result
 
 
-def _slot(
-    owner: str, rule: str, state: PyTree, key_path: tuple[Any, ...], params: Sequence[str]
-) -> Slot:
-    node = state
+def _slot(part: Part, key_path: tuple[Any, ...], params: Sequence[str]) -> Slot:
+    owner, rule, node = part.name, type(part.module).__name__, part.state
     for depth, key in enumerate(key_path):
         field = getattr(key, "name", "")
         mark = marks(node).get(field)

@@ -264,7 +264,7 @@ def _to_simplex(x: PyTree, scale: Scalar) -> PyTree:
 @jax.jit
 def _to_corner(x: PyTree, scale: Scalar) -> PyTree:
     """A tree without negative entries, projected onto the simplex if its sum is larger."""
-    total = _sum(x)
+    total = tree.sum_of([jnp.sum(leaf) for leaf in jax.tree.leaves(x)])
     inside = total <= tree.cast(scale, total.dtype)
     return jax.lax.cond(inside, lambda x: x, lambda x: _to_simplex(x, scale), x)
 
@@ -290,9 +290,3 @@ def _polar_tree(x: PyTree) -> tuple[PyTree, PyTree]:
 
 def _times(a: PyTree, b: PyTree) -> PyTree:
     return tree.map_leaves(lambda _, a, b: a * b, (a, b))
-
-
-def _sum(x: PyTree) -> Array:
-    """The sum over all entries of all leaves, which are real."""
-    dtype, leaves = tree.sum_dtype(x), jax.tree.leaves(x)
-    return sum((tree.cast(jnp.sum(leaf), dtype) for leaf in leaves), jnp.zeros((), dtype))

@@ -191,7 +191,7 @@ def encoded_again(
     before: PyTree,
     after: PyTree,
     clock: Step | None,
-    name: str = "",
+    name: str,
     kept: Callable[[Any], bool] = lambda _: False,
 ) -> PyTree:
     """New values in the codecs of the old ones.

@@ -244,7 +244,4 @@ def named_chain(**links: AbstractTransform) -> AbstractTransform:
 
 def _sign_of_product(signs: tuple[int | None, ...]) -> int | None:
     """The sign after several links. Two flips count as one, because the second is deliberate."""
-    for sign in (0, -1, MIXED, None):
-        if sign in signs:
-            return sign
-    return 1
+    return next((sign for sign in (0, -1, MIXED, None) if sign in signs), 1)

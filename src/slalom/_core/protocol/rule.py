@@ -105,16 +105,11 @@ class AbstractRule(AbstractRunTransform[State]):
     """Whether `refresh` sees the new state of the other fields, before `"direction"`, or the old
     one, before `"advance"`."""
 
-    if TYPE_CHECKING:
-
-        @property
-        def p(self) -> Array: ...
-        @property
-        def grad(self) -> Array: ...
-        @property
-        def value(self) -> Array: ...
-        @property
-        def plan(self) -> Any: ...
+    if TYPE_CHECKING:  # as class variables, since fields would be arguments of the constructor
+        p: ClassVar[Array]
+        grad: ClassVar[Array]
+        value: ClassVar[Array]
+        plan: ClassVar[Any]
 
     else:  # a type checker would otherwise accept every name
 

@@ -12,7 +12,6 @@ from .dtypes import (
     canonical_float as canonical_float,
     cast as cast,
     cast_like as cast_like,
-    in_precision_of as in_precision_of,
     is_array as is_array,
     is_inexact as is_inexact,
     is_key as is_key,
@@ -25,7 +24,6 @@ from .fresh import (
     copy as copy,
     first_moment as first_moment,
     fresh_count as fresh_count,
-    full_like as full_like,
     no_state as no_state,
     second_moment as second_moment,
     stacked_zeros as stacked_zeros,
@@ -45,21 +43,11 @@ from .leaves import (
     scale as scale,
 )
 from .moments import (
-    abs_squared as abs_squared,
     bias_correction as bias_correction,
-    bounded as bounded,
-    bounded_entries as bounded_entries,
-    bounded_square as bounded_square,
-    divided as divided,
     increment as increment,
-    inverse_root as inverse_root,
     moved as moved,
     newest_weight as newest_weight,
-    positive as positive,
-    quotient as quotient,
-    root as root,
     running_maximum as running_maximum,
-    sign as sign,
 )
 from .norms import (
     NormOf as NormOf,
@@ -84,6 +72,18 @@ from .paths import (
     leaf_paths as leaf_paths,
 )
 from .sharding import canonical_spec as canonical_spec
+from .squares import (
+    abs_squared as abs_squared,
+    bounded as bounded,
+    bounded_entries as bounded_entries,
+    bounded_square as bounded_square,
+    divided as divided,
+    inverse_root as inverse_root,
+    positive as positive,
+    quotient as quotient,
+    root as root,
+    sign as sign,
+)
 from .sums import (
     all_finite as all_finite,
     inner as inner,

@@ -12,8 +12,8 @@ from jaxtyping import Array, Bool, Inexact, Real
 
 from .dtypes import accumulation_dtype, cast, sum_dtype, widened
 from .leaves import map_leaves
-from .moments import abs_squared, divided, root
 from .paths import check_inexact
+from .squares import abs_squared, divided, root
 from .sums import inner, sum_of
 from .types import PyTree, Scalar
 
@@ -60,6 +60,10 @@ def scaled_square(
 
     factor = _factor(summed(x))
     return summed(_times(x, factor)), factor
+
+
+_scaled_square = jax.jit(scaled_square)
+"""Over all entries, and so that leaves share a trace."""
 
 
 def _factor(square: Real[Array, "..."]) -> Real[Array, "..."]:
@@ -289,11 +293,6 @@ def _or_nan(norm: Array) -> Array:
 def _stacked(values: Sequence[Scalar]) -> Array:
     dtype = accumulation_dtype(*(x.dtype for x in values))
     return jnp.stack([cast(x, dtype) for x in values])
-
-
-@jax.jit
-def _scaled_square(x: Array) -> tuple[Scalar, Scalar]:
-    return scaled_square(x)
 
 
 @jax.jit

@@ -166,9 +166,29 @@ def all_targets(transform: AbstractTransform[Any]) -> dict[str, Target]:
     """Every hyperparameter, and every number of a schedule, by path."""
     by_path: dict[str, Target] = {}
     for part in parts(transform):
-        for field in hyperparameter_fields(part.module):
-            path = ".".join((*part.path, field.name))
-            by_path |= {path: (part, field), **_inside_schedule(path, part, field)}
+        by_path |= _targets_of(part, part.path)
+    return by_path
+
+
+def _targets_of(part: Part, path: tuple[str, ...]) -> dict[str, Target]:
+    """The numbers of a module, and those of schedules in its fields, such as `….left.peak_value`
+    and `….schedules.0.peak_value`."""
+    module, numbers = part.module, hyperparameter_fields(part.module)
+    by_path: dict[str, Target] = {}
+    for field in dataclasses.fields(module) if isinstance(module, AbstractSchedule) else numbers:
+        at, held = (*path, field.name), getattr(module, field.name)
+        if field in numbers:
+            by_path[".".join(at)] = part, field
+        many = isinstance(held, tuple)
+        for i, schedule in enumerate(held if many else (held,)):
+            if isinstance(schedule, AbstractSchedule):
+
+                def get(root: PyTree, name: str = field.name, i: int | None = i if many else None):
+                    value = getattr(part.get(root), name)
+                    return value if i is None else value[i]
+
+                inner = part._replace(module=schedule, get=get)
+                by_path |= _targets_of(inner, (*at, str(i)) if many else at)
     return by_path
 
 
@@ -182,33 +202,6 @@ def targets(transform: AbstractTransform[Any], name: str) -> dict[str, Target]:
     if not chosen:
         raise KeyError(f"'{name}' matches no hyperparameter. Known: {candidates(name, by_path)}.")
     return chosen
-
-
-def _inside_schedule(path: str, part: Part, field: dataclasses.Field[Any]) -> dict[str, Target]:
-    """The numbers of a schedule, reached as `….learning_rate.peak_value`.
-
-    Those of schedules inside it are reached through its fields: `….left`, `….schedules.0`.
-    """
-    held = getattr(part.module, field.name)
-    many = isinstance(held, tuple)
-    by_path: dict[str, Target] = {}
-    for i, schedule in enumerate(held if many else (held,)):
-        if not isinstance(schedule, AbstractSchedule):
-            continue
-
-        def get(transform: PyTree, i: int = i) -> PyTree:
-            value = getattr(part.get(transform), field.name)
-            return value[i] if many else value
-
-        inner = part._replace(module=schedule, get=get)
-        prefix = f"{path}.{i}" if many else path
-        numbers = {f.name for f in hyperparameter_fields(schedule)}
-        for inside in dataclasses.fields(schedule):
-            name = f"{prefix}.{inside.name}"
-            if inside.name in numbers:
-                by_path[name] = (inner, inside)
-            by_path |= _inside_schedule(name, inner, inside)
-    return by_path
 
 
 def _replacement(

@@ -10,7 +10,8 @@ from jaxtyping import Array, Bool, Real
 
 from .dtypes import accumulation_dtype, canonical, cast, in_precision_of, promoting
 from .paths import check_inexact, check_same_shapes, check_same_structure
-from .types import PyTree, under_jit
+from .tracing import traced_once
+from .types import PyTree
 
 
 def map_leaves(
@@ -76,11 +77,7 @@ def map_leaves(
     if not columns[0]:
         counts = (len(trees), len(per_param))
         return _of_no_leaves(in_accumulation_dtype, numbers, counts, structure.unflatten([]))
-    if any(under_jit(x) for column in columns for x in column):
-        # Tracing costs 2 ms a leaf in Python; a jit traces once per shape, and XLA inlines it (an
-        # `inline=True` would copy its equations for every leaf). Outside a trace it would
-        # compile once per call instead, since `at_leaf` is new in every call.
-        at_leaf = jax.jit(at_leaf, static_argnums=0)
+    at_leaf = traced_once(at_leaf, columns, static_argnums=0)
     per_leaf = {name: x for name, x in numbers.items() if x is not None and x.ndim > 0}
     results: list[Any] = []
     for i, leaves in enumerate(zip(*columns, strict=True)):

@@ -20,8 +20,8 @@ from jaxtyping import Array, PyTree
 from ... import tree
 from ...tree.dtypes import as_float, is_key, is_number
 from ...tree.paths import leaf_paths
-from ...tree.tracing import entries
-from ...tree.types import Step, under_jit
+from ...tree.tracing import entries, traced_once
+from ...tree.types import Step
 from ..protocol.parts import Part
 from ..protocol.writer import ADD, Writer
 from ..state.marks import PARAM_LIKE, PER_PARAM, SPREAD, children_by_name, marks, with_fields
@@ -110,13 +110,8 @@ def _over_leaves(
     done: Any = (),
 ) -> list[Any]:
     """Runs these phases of all rules leaf by leaf, after `done`."""
-    at_leaf = functools.partial(_at_leaf, runs)
     rows = [run.rows for run in runs]
-    if any(map(under_jit, jax.tree.leaves((leaves, rows)))):
-        # Tracing costs 2 ms a leaf in Python; a jit traces once per shape, and XLA inlines it (an
-        # `inline=True` would copy its equations for every leaf). Outside a trace it would
-        # compile once per call instead, since `at_leaf` is new in every call.
-        at_leaf = jax.jit(at_leaf, static_argnums=(0, 1))
+    at_leaf = traced_once(functools.partial(_at_leaf, runs), (leaves, rows), (0, 1))
     results: list[Any] = []
     seed_of = {}
     if clock is not None:
@@ -334,8 +329,7 @@ class _RuleStep:
         def at_leaf(plan: object, inputs: LeafInputs, factors: dict[str, Any]) -> LeafSums:
             return measured(self.part, phase, plan, decoded(inputs), factors)
 
-        if any(map(under_jit, jax.tree.leaves((leaves, self.rows)))):
-            at_leaf = jax.jit(at_leaf, static_argnums=0)
+        at_leaf = traced_once(at_leaf, (leaves, self.rows), 0)
 
         def added(before: Sequence[LeafSums], factors: Sequence[dict[str, Any]]) -> list[LeafSums]:
             after = map(at_leaf, self.plan, rows, factors)

@@ -90,14 +90,15 @@ def zeros_like(params: Params, dtype: Callable[[np.dtype], Any] = np.dtype) -> P
     return full_like(params, dtype)
 
 
-def stacked_zeros(params: Params, size: int, dtype: Callable[[np.dtype], Any]) -> PyTree:
-    """`size` zeros for each parameter, stacked on a new first axis."""
+def stacked_zeros(params: Params, size: int) -> PyTree:
+    """`size` zeros for each parameter, in at least float32, stacked on a new first axis."""
 
     def zeros(x: Any) -> Array:
+        shape, dtype = (size, *np.shape(x)), accumulation_dtype(x.dtype)
         if under_jit(x):
-            return _zeros_like(jnp.broadcast_to(x, (size, *x.shape)), dtype(x.dtype))
+            return _zeros_like(jnp.broadcast_to(x, shape), dtype)
         # Broadcasting keeps the sharding.
-        return jnp.broadcast_to(_zeros_like(x, dtype(canonical(x.dtype))), (size, *np.shape(x)))
+        return jnp.broadcast_to(_zeros_like(x, dtype), shape)
 
     return jax.tree.map(zeros, params)
 

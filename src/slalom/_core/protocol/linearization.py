@@ -171,7 +171,7 @@ class Linearization:
 
         def difference() -> Array:
             h = 0.1
-            there = tree.add(self.params, from_vector(h * v, tree.widened(self.params)))
+            there = tree.add(self.params, self.updates(h * v))
             moved = [new - old for new, old in zip(self._outputs(there), self.outputs, strict=True)]
             found = 2 / h * (self._rows(moved) / h - self.push(v))
             rounding = jnp.finfo(self.dtype).eps * jnp.linalg.norm(self._rows(self.outputs))

@@ -50,11 +50,7 @@ class Residuals(eqx.Module):
 
     def value(self, params: PyTree) -> Scalar:
         """The loss."""
-        return self.outputs_at(params).value
-
-    def outputs_at(self, params: PyTree) -> Linearization:
-        """The outputs and the loss at these parameters, without a Jacobian."""
-        return Linearization(self.blocks, self.outward, params, None, linear=False)
+        return Linearization(self.blocks, self.outward, params, None, linear=False).value
 
     def at(self, params: PyTree, chunk: int | None = None) -> Linearization:
         """The linearization at these parameters.

@@ -97,8 +97,8 @@ class ScaleByLbfgs(AbstractTransform[ScaleByLbfgsState]):
         return ScaleByLbfgsState(
             count=tree.fresh_count(),
             age=tree.fresh_count(),
-            diff_params=tree.stacked_zeros(params, size, tree.accumulation_dtype),
-            diff_updates=tree.stacked_zeros(params, size, tree.accumulation_dtype),
+            diff_params=tree.stacked_zeros(params, size),
+            diff_updates=tree.stacked_zeros(params, size),
             products=jax.tree.map(lambda p: jnp.zeros(size, sum_dtype(p)), params),
             # In full, since under `.write` they have more digits than their dtype.
             params=tree.zeros_like(params, tree.accumulation_dtype),

@@ -33,12 +33,9 @@ from .fresh import (
 )
 from .leaves import (
     add as add,
-    after as after,
     cut as cut,
-    false_after as false_after,
     map_leaves as map_leaves,
     merge as merge,
-    once_known as once_known,
     put as put,
     scale as scale,
 )
@@ -90,7 +87,12 @@ from .sums import (
     matmul as matmul,
     sum_of as sum_of,
 )
-from .tracing import while_loop as while_loop
+from .tracing import (
+    after as after,
+    false_after as false_after,
+    once_known as once_known,
+    while_loop as while_loop,
+)
 
 __all__ = [
     "NormOf",

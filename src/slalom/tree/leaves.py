@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Real
+from jaxtyping import Array, Real
 
 from .dtypes import accumulation_dtype, canonical, cast, in_precision_of, promoting
 from .paths import check_inexact, check_same_shapes, check_same_structure
@@ -104,33 +104,6 @@ def _of_no_leaves(
     }
     result = jax.eval_shape(rule, scalars, (one,) * counts[0], ((one,),) * counts[1])
     return (empty,) * len(result) if isinstance(result, tuple) else empty
-
-
-def after(tree: PyTree, results: PyTree) -> PyTree:
-    """The tree, which XLA reads only after it has computed the first of the results."""
-    # JAX reads no entry of arrays that are sharded over explicit axes of a mesh.
-    whole = (r for r in jax.tree.leaves(results) if r.size and not any(jax.typeof(r).sharding.spec))
-    first = next(whole, None)
-    return tree if first is None else once_known(tree, false_after(first))
-
-
-def false_after(x: Array) -> Bool[Array, ""]:
-    """A false bool, unknown to XLA until this array is computed."""
-    # NaN is not greater than anything either.
-    return jnp.real(x[(0,) * x.ndim]).astype(jnp.float32) > jnp.inf
-
-
-def once_known(tree: PyTree, false: Bool[Array, ""]) -> PyTree:
-    """The tree, read only after `false`, a result of `false_after`, is computed."""
-
-    def late(x: Any) -> Any:
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            return jax.random.wrap_key_data(
-                late(jax.random.key_data(x)), impl=jax.random.key_impl(x)
-            )
-        return jnp.where(false, jnp.zeros((), x.dtype), x)
-
-    return jax.tree.map(late, tree)
 
 
 def scale(tree: PyTree, factor: Real[Array, "*leaves"]) -> PyTree:

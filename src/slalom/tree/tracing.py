@@ -1,4 +1,5 @@
-"""Traced programs: their equations, loops of unknown length, and kernels that leaves share."""
+"""Traced programs: their equations, loops of unknown length, kernels that leaves share, and their
+order."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-from jaxtyping import Array
+from jaxtyping import Array, Bool
 
 from .types import PyTree, under_jit
 
@@ -123,3 +124,30 @@ def entries(vectors: Sequence[Array]) -> list[list[Array]]:
 @jax.jit
 def _entry(x: Array, i: Array) -> Array:
     return jax.lax.dynamic_index_in_dim(x, i, keepdims=False)
+
+
+def after(tree: PyTree, results: PyTree) -> PyTree:
+    """The tree, which XLA reads only after it has computed the first of the results."""
+    # JAX reads no entry of arrays that are sharded over explicit axes of a mesh.
+    whole = (r for r in jax.tree.leaves(results) if r.size and not any(jax.typeof(r).sharding.spec))
+    first = next(whole, None)
+    return tree if first is None else once_known(tree, false_after(first))
+
+
+def false_after(x: Array) -> Bool[Array, ""]:
+    """A false bool, unknown to XLA until this array is computed."""
+    # NaN is not greater than anything either.
+    return jnp.real(x[(0,) * x.ndim]).astype(jnp.float32) > jnp.inf
+
+
+def once_known(tree: PyTree, false: Bool[Array, ""]) -> PyTree:
+    """The tree, read only after `false`, a result of `false_after`, is computed."""
+
+    def late(x: Any) -> Any:
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(
+                late(jax.random.key_data(x)), impl=jax.random.key_impl(x)
+            )
+        return jnp.where(false, jnp.zeros((), x.dtype), x)
+
+    return jax.tree.map(late, tree)

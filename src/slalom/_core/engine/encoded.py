@@ -16,11 +16,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree, UInt32
 
 from ...tree.dtypes import accumulation_dtype, cast, cast_like, real_dtype
-from ...tree.leaves import false_after, once_known, scale
+from ...tree.leaves import scale
 from ...tree.paths import CodeKey, dotted
 from ...tree.rounding import flat_positions, hashed, scramble
 from ...tree.sharding import placed_like, reshaped
-from ...tree.tracing import as_arguments
+from ...tree.tracing import as_arguments, false_after, once_known
 from ...tree.types import Scalar, Step
 
 _SHORT = 32

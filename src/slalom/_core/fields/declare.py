@@ -201,12 +201,10 @@ def dtype_field(*, kw_only: bool = False) -> Any:
 def _as_hyperparameter(value: object) -> object:
     # Anything else than a number, an array or a function is refused by the check, which knows the
     # name of the field.
-    if isinstance(value, bool | np.bool_) or value is None:
-        return value
-    if isinstance(value, int | float | np.integer | np.floating):
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, int | float) and not isinstance(value, bool):
         return nearest_float(value)
-    if isinstance(value, np.generic) and jnp.issubdtype(value.dtype, jnp.floating):
-        return float(value)
     if isinstance(value, jax.Array | np.ndarray):
         # An integer array could not be set to 0.1 later.
         whole = jnp.issubdtype(value.dtype, jnp.integer)

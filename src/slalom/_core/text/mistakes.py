@@ -77,7 +77,7 @@ def _code_by_name() -> dict[str, str]:
         public = sys.modules[f"{PACKAGE}.{module}"].__all__
         code_of |= {_plain(name): f"sl.{module}.{name}" for name in public}
     code_of |= {_plain(name): f"opt.{name}" for name in dir(package.Optimizer) if name[0] != "_"}
-    return code_of | {_plain(name): f"tx.{name}(...)" for name in FLUENT if name[0] != "_"}
+    return code_of | {_plain(name): f"tx.{name}(...)" for name in FLUENT}
 
 
 def _plain(name: str) -> str:
@@ -119,7 +119,7 @@ def transform_advice(transform: Any, name: str) -> str:
             )
     public = [n for n in dir(type(transform)) if n[0] != "_"]
     written = {n: f"tx.{n}(...)" if n in FLUENT else f"tx.{n}" for n in public}
-    methods = ", ".join(sorted(n for n in FLUENT if n[0] != "_"))
+    methods = ", ".join(sorted(FLUENT))
     return elsewhere(name) or similar(name, written) or f" Its methods are {methods}."
 
 

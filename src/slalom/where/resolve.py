@@ -14,9 +14,10 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 import wadler_lindig as wl
+from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 from jaxtyping import PyTree
 
-from ..tree.paths import first_difference
+from ..tree.paths import children_of, first_difference
 from ..tree.types import Tracer, WhereLike, is_function, is_state
 
 ONLY_SHAPES = (
@@ -43,17 +44,17 @@ class Leaf:
     tree: Any
 
     def ancestors(self) -> list[Any]:
-        """The nodes on the path from the root to this leaf, up to the first unknown kind of key."""
+        """The nodes on the path from the root to this leaf."""
         node, nodes = self.tree, [self.tree]
         for key in self.key_path[:-1]:
-            if hasattr(key, "name"):
+            if isinstance(key, GetAttrKey):
                 node = getattr(node, key.name)
-            elif hasattr(key, "key"):
+            elif isinstance(key, DictKey):
                 node = node[key.key]
-            elif hasattr(key, "idx"):
+            elif isinstance(key, SequenceKey):
                 node = node[key.idx]
-            else:
-                break
+            else:  # of a class without names, such as `jax.tree_util.Partial`
+                node = next(child for k, child in children_of(node)[0] if k == key)
             nodes.append(node)
         return nodes
 

@@ -23,7 +23,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import equinox as eqx
@@ -366,28 +366,6 @@ def _as_optax(shape: tuple[int, ...]) -> tuple[tuple[str, int], ...] | None:
 
 # --- known layers ---------------------------------------------------------------------------
 
-_RNN = {"weight_ih": "oi", "weight_hh": "oi", "bias": "o", "bias_n": "o"}
-
-_LAYERS: dict[type, Any] = {
-    # The projections of an eqx.nn.MultiheadAttention are linear layers too.
-    eqx.nn.Linear: lambda layer: {"weight": "oi", "bias": "o"},
-    eqx.nn.Conv: lambda layer: _convolution(layer),
-    eqx.nn.ConvTranspose: lambda layer: _convolution(layer),
-    eqx.nn.Embedding: lambda layer: {"weight": "vo"},
-    eqx.nn.GRUCell: lambda layer: _RNN,
-    eqx.nn.LSTMCell: lambda layer: _RNN,
-    eqx.nn.LayerNorm: lambda layer: _elementwise(layer.shape),
-    eqx.nn.RMSNorm: lambda layer: _elementwise(layer.shape),
-    eqx.nn.GroupNorm: lambda layer: _elementwise((layer.channels,)),
-    eqx.nn.BatchNorm: lambda layer: _elementwise((layer.input_size,)),
-}
-
-
-def _of_layer(owner: Any, name: str) -> str | None:
-    """The letters of an array of one of Equinox's layers."""
-    letters = (of(owner).get(name) for cls, of in _LAYERS.items() if isinstance(owner, cls))
-    return next(letters, None)
-
 
 def _convolution(layer: Any) -> dict[str, str]:
     kernel = "k" * layer.num_spatial_dims
@@ -398,3 +376,23 @@ def _convolution(layer: Any) -> dict[str, str]:
 
 def _elementwise(shape: tuple[int, ...]) -> dict[str, str]:
     return {"weight": "o" * len(shape), "bias": "o" * len(shape)}
+
+
+_RNN = {"weight_ih": "oi", "weight_hh": "oi", "bias": "o", "bias_n": "o"}
+
+_LAYERS: dict[type | tuple[type, ...], Callable[[Any], dict[str, str]]] = {
+    # The projections of an eqx.nn.MultiheadAttention are linear layers too.
+    eqx.nn.Linear: lambda layer: {"weight": "oi", "bias": "o"},
+    (eqx.nn.Conv, eqx.nn.ConvTranspose): _convolution,
+    eqx.nn.Embedding: lambda layer: {"weight": "vo"},
+    (eqx.nn.GRUCell, eqx.nn.LSTMCell): lambda layer: _RNN,
+    (eqx.nn.LayerNorm, eqx.nn.RMSNorm): lambda layer: _elementwise(layer.shape),
+    eqx.nn.GroupNorm: lambda layer: _elementwise((layer.channels,)),
+    eqx.nn.BatchNorm: lambda layer: _elementwise((layer.input_size,)),
+}
+
+
+def _of_layer(owner: Any, name: str) -> str | None:
+    """The letters of an array of one of Equinox's layers."""
+    letters = (of(owner).get(name) for cls, of in _LAYERS.items() if isinstance(owner, cls))
+    return next(letters, None)

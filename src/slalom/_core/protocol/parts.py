@@ -342,6 +342,11 @@ def transforms(
     return (part for part in every if isinstance(part.module, AbstractTraits))
 
 
+def instances(root: AbstractDeclared, kind: Any) -> Iterator[Part]:
+    """The parts that are of this class, or of one of several."""
+    return (part for part in parts(root) if isinstance(part.module, kind))
+
+
 def walk(outer: Part) -> Iterator[Part]:
     """A part and everything inside it, depth first, with full paths."""
     yield outer

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..._core.protocol.loss import loss_of
-from ..._core.protocol.parts import transforms
+from ..._core.protocol.parts import instances
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.slots import Slot
 from ...wrappers import EveryK
@@ -49,8 +49,7 @@ def windows_of(transform: AbstractTransform) -> set[tuple[bool, bool]]:
     """For all windows of `.every_k`: whether they hold means, and whether of scaled gradients."""
     return {
         (part.module.mean, "scaled loss" in loss_of(part.module).askers)
-        for part in transforms(transform)
-        if isinstance(part.module, EveryK)
+        for part in instances(transform, EveryK)
     }
 
 

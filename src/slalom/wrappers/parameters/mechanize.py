@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Inexact, PyTree
 from ... import fields, tree
 from ..._core.protocol.bases import AbstractParameterWriter
 from ..._core.protocol.context import Context
-from ..._core.protocol.parts import Part, parts, segments
+from ..._core.protocol.parts import Part, instances, segments
 from ..._core.protocol.wrapper import AbstractWrapper, refuse_constraints, run_if
 from ..._core.protocol.writer import Writer
 from ...tree.types import Gradients, Params, Scalar, Updates
@@ -79,13 +79,12 @@ class Mechanize(AbstractWrapper[MechanizeState]):
             ".mechanize",
             "Write it after `.mechanize`: `tx.mechanize(...) | {link}(...)`.",
         )
-        for part in parts(self.inner):
-            if isinstance(part.module, AbstractParameterWriter):
-                raise ValueError(
-                    f"'{part.name}' inside `.mechanize` would write parameters that are never "
-                    "reached, since its updates are scaled. Write it outside: "
-                    f"`tx.mechanize(...).{segments(part.module)[0]}(...)`."
-                )
+        for part in instances(self.inner, AbstractParameterWriter):
+            raise ValueError(
+                f"'{part.name}' inside `.mechanize` would write parameters that are never "
+                "reached, since its updates are scaled. Write it outside: "
+                f"`tx.mechanize(...).{segments(part.module)[0]}(...)`."
+            )
 
     def init(self, params: Params) -> MechanizeState:
         def vector(value: Scalar | float = 0.0) -> Array:

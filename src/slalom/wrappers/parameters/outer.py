@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Inexact, Int, PyTree
 from ... import fields, tree
 from ..._core.engine.encoded import is_encoded
 from ..._core.protocol.bases import AbstractParameterWriter
-from ..._core.protocol.parts import Part, parts, segments
+from ..._core.protocol.parts import Part, instances, segments
 from ..._core.protocol.transform import AbstractTransform, require_transform
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import RETURN, Writer
@@ -79,22 +79,20 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
 
     def __check_init__(self):
         require_transform("Outer.optimizer", self.optimizer)
-        for part in parts(self.optimizer):
-            if isinstance(part.module, AbstractParameterWriter):
-                raise ValueError(
-                    f"Outer.optimizer contains '{part.name}', which writes parameters itself. "
-                    f"Write `tx.outer(...).{segments(part.module)[0]}(...)`."
-                )
+        for part in instances(self.optimizer, AbstractParameterWriter):
+            raise ValueError(
+                f"Outer.optimizer contains '{part.name}', which writes parameters itself. "
+                f"Write `tx.outer(...).{segments(part.module)[0]}(...)`."
+            )
         refuse_written(self.inner, ".outer(...)")
         averages = _is_lookahead(self.optimizer)
         call = ".lookahead(...)" if averages else ".outer(...)"
         refuse_projected(self.inner, call, averages=averages)
-        for part in parts(self.inner):
-            if isinstance(part.module, ScheduleFree | Outer):
-                raise ValueError(
-                    f"`.outer` and `.lookahead` move the parameters, but '{part.name}' inside them "
-                    "keeps others that would not move with them. Leave out one of them."
-                )
+        for part in instances(self.inner, ScheduleFree | Outer):
+            raise ValueError(
+                f"`.outer` and `.lookahead` move the parameters, but '{part.name}' inside them "
+                "keeps others that would not move with them. Leave out one of them."
+            )
 
     def init(self, params: Params) -> OuterState:
         slow = tree.copy(params, tree.accumulation_dtype)

@@ -16,7 +16,7 @@ from ..._core.engine.encoded import Encoded, is_encoded
 from ..._core.fields.keys import AbstractKeyed, key_field
 from ..._core.protocol.bases import AbstractParameterWriter, params_to_evaluate
 from ..._core.protocol.context import Context
-from ..._core.protocol.parts import Part, transforms
+from ..._core.protocol.parts import Part, instances
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import Writer, without_kept
@@ -102,13 +102,12 @@ class Write(AbstractKeyed, AbstractWrapper[WriteState], AbstractParameterWriter[
     key: Any = key_field(default=0)
 
     def __check_init__(self):
-        for part in transforms(self.inner):
-            if isinstance(part.module, Write):
-                raise ValueError(
-                    f"`.write({self.policy!r})` wraps a transform that contains "
-                    f"`.write({part.module.policy!r})`. Parameters are written once: remove one "
-                    "of them, or write each group of a partition with a policy of its own."
-                )
+        for part in instances(self.inner, Write):
+            raise ValueError(
+                f"`.write({self.policy!r})` wraps a transform that contains "
+                f"`.write({part.module.policy!r})`. Parameters are written once: remove one "
+                "of them, or write each group of a partition with a policy of its own."
+            )
 
     @property
     def needs(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]  # depends on a field
@@ -169,22 +168,20 @@ class Write(AbstractKeyed, AbstractWrapper[WriteState], AbstractParameterWriter[
         return Writer(encoded=encoded, seeds=seeds)
 
     def eval_params(self, here: Part) -> Params:
-        full = self._full(here.state, here.params)
-        inner = self._evaluated(here, full)
+        full, inner = self._evaluated(here)
         # Leaves that no inner transform evaluates elsewhere are those of the model, bit by bit.
         return jax.tree.map(lambda x, f, p: p if x is f else x, inner, full, here.params)
 
     def full_params(self, here: Part) -> Params:
-        return self._evaluated(here, self._full(here.state, here.params))
+        return self._evaluated(here)[1]
 
-    def _evaluated(self, here: Part, full: Params) -> Params:
+    def _evaluated(self, here: Part) -> tuple[Params, Params]:
+        """The parameters in full precision, and those to evaluate."""
+        full = here.params
+        if self._acts_on(full):
+            full = self._write(here.state, full, Context(step=0)).full(full)
         inner = self.inner_part(here)._replace(params=full)
-        return params_to_evaluate(inner, full_precision=True)
-
-    def _full(self, state: WriteState, params: Params) -> Params:
-        if not self._acts_on(params):
-            return params
-        return self._write(state, params, Context(step=0)).full(params)
+        return full, params_to_evaluate(inner, full_precision=True)
 
 
 def _kept(state: WriteState) -> WriteState:
@@ -199,14 +196,13 @@ def refuse_written(inner: AbstractTransform, call: str) -> None:
     - `inner`: the transform inside the wrapper.
     - `call`: the call that makes the wrapper, such as `".project(...)"`.
     """
-    for part in transforms(inner):
-        if isinstance(part.module, Write):
-            write = f".write({part.module.policy!r})"
-            raise ValueError(
-                f"`{call}` changes the parameters itself, so it cannot be around `{write}`, which "
-                f"keeps them in full precision. Change the order: `tx{call}{write}`. In a "
-                "partition, do so in each group."
-            )
+    for part in instances(inner, Write):
+        write = f".write({part.module.policy!r})"
+        raise ValueError(
+            f"`{call}` changes the parameters itself, so it cannot be around `{write}`, which "
+            f"keeps them in full precision. Change the order: `tx{call}{write}`. In a "
+            "partition, do so in each group."
+        )
 
 
 def _are_half(params: Params) -> tuple[bool, ...]:

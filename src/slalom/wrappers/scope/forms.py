@@ -14,7 +14,7 @@ from ..._core.engine.manual_axes import refuse_shards
 from ..._core.protocol.bases import AbstractParameterWriter
 from ..._core.protocol.chain import Chain
 from ..._core.protocol.context import Context
-from ..._core.protocol.parts import Part, parts, transforms
+from ..._core.protocol.parts import Part, instances, transforms
 from ..._core.protocol.wrapper import AbstractStatelessWrapper, AbstractWrapper
 from ..._core.protocol.writer import ADD, RETURN, Writer
 from ...tree.paths import HalfKey, leaf_paths, snake_case
@@ -274,15 +274,14 @@ class SplitComplex(AbstractStatelessWrapper):
     over: ClassVar[str] = "tree"
 
     def __check_init__(self):
-        for part in parts(self.inner):
-            if isinstance(part.module, AbstractParameterWriter):
-                method = snake_case(type(part.module).__name__)
-                raise ValueError(
-                    f"{type(part.module).__name__} writes parameters itself, so it cannot be used "
-                    "inside `.split_complex()`. Change the order: "
-                    f"`tx.split_complex().{method}(...)` instead of "
-                    f"`tx.{method}(...).split_complex()`."
-                )
+        for part in instances(self.inner, AbstractParameterWriter):
+            method = snake_case(type(part.module).__name__)
+            raise ValueError(
+                f"{type(part.module).__name__} writes parameters itself, so it cannot be used "
+                "inside `.split_complex()`. Change the order: "
+                f"`tx.split_complex().{method}(...)` instead of "
+                f"`tx.{method}(...).split_complex()`."
+            )
 
     def inner_part(self, here: Part) -> Part:
         params = None if here.params is None else _split(here.params)

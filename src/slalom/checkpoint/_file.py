@@ -238,9 +238,8 @@ class File:
         """
         import ml_dtypes  # noqa: F401  # gives NumPy the dtype bfloat16, which JAX may not have done
 
-        self._path = Path(path)
-        self._what = f"'{self._path}'"
-        self._file = _opened(self._path)
+        self._what = f"'{Path(path)}'"
+        self._file = _opened(Path(path))
         try:
             self.text, self._entries, self._start = read_header(self._file, self._what)
         except BaseException:

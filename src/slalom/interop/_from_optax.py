@@ -179,14 +179,14 @@ class _AbstractFromOptax(AbstractTransform[PyTree]):
         return mark(owned(state), params)
 
     def update(self, updates, state, params=None, context=None):
+        context = context or Context()
         before = self._with_numbers(unmark(state, updates), context)
         update = import_optax("from_optax").with_extra_args_support(self.gt).update
         with _usual_promotion():
             new, after = update(updates, before, params, **self._extra_args(context))
-        clock = None if context is None else context.stored_clock
-        return new, stored_as(state, mark(after, updates), clock)
+        return new, stored_as(state, mark(after, updates), context.stored_clock)
 
-    def _with_numbers(self, state: PyTree, context: Context | None) -> PyTree:
+    def _with_numbers(self, state: PyTree, context: Context) -> PyTree:
         """The state of `optax.inject_hyperparams` with this transform's hyperparameters."""
         now = {
             name: tree.cast(x, state.hyperparams[name].dtype)
@@ -194,9 +194,7 @@ class _AbstractFromOptax(AbstractTransform[PyTree]):
         }
         return state._replace(hyperparams=state.hyperparams | now) if now else state
 
-    def _extra_args(self, context: Context | None) -> dict[str, Any]:
-        if context is None:
-            return {}
+    def _extra_args(self, context: Context) -> dict[str, Any]:
         entries = {n: x for n in _ALWAYS if (x := getattr(context, n)) is not None}
         return dict(context.per_param or {}) | entries | dict(context.extra)
 

@@ -67,7 +67,6 @@ def _kind(cls: type) -> type[_AbstractNamed]:
         kind,
         lambda node: (((SequenceKey(0), node[0]),), None),
         lambda _, children: kind(children),
-        lambda node: (tuple(node), None),
     )
     return kind
 

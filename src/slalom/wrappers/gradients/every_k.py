@@ -249,9 +249,8 @@ class EveryK(AbstractPacedWrapper[EveryKState]):
         add = _Accumulate(first, weight, shares, skip, self.mean)
         window = Part.root(add, _Window(state.accumulated), here.context)
         accumulated = run_rule(window, RETURN, updates)[1].accumulated
-        if here.context.grad is not None:
-            here = here._replace(context=here.context.replace(grad=decoded(accumulated)))
-        part = self.inner_part(here)
+        context = here.context.mapped(grad=lambda _: decoded(accumulated))
+        part = self.inner_part(here._replace(context=context))
         value, merged = part.context.value, dict(state.merged)
         for name, merge in self._merges().items():
             entry = getattr(part.context, name)

@@ -291,12 +291,11 @@ class ScheduleFree(AbstractWrapper[ScheduleFreeState], AbstractParameterWriter[S
         was_zero = old.max_rate == 0
         ratio = jnp.where(was_zero, 1, old.max_rate / jnp.where(was_zero, 1, largest))
         weight = jnp.where((largest == 0) & (power != 0), 0, age.astype(r.dtype) ** r)
-        if self.average_after:
-            weight = jnp.where(age > self.average_after, weight, 0)
+        averages = age > self.average_after
+        weight = jnp.where(averages, weight, 0)
         total = old.relative_weight_sum * ratio**power + weight
         share = jnp.where(total == 0, 0, weight / jnp.where(total == 0, 1, total))
-        if self.average_after:
-            share = jnp.where(age > self.average_after, share, 1)
+        share = jnp.where(averages, share, 1)
         new = {"age": age, "max_rate": largest, "relative_weight_sum": total}
         return share, dataclasses.replace(old, **new)
 

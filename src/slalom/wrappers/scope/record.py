@@ -63,10 +63,8 @@ class Record(AbstractWrapper[RecordState]):
         norm = jax.eval_shape(tree.squared_norm, params)
         hyperparams = self._hyperparams(inner, Context(step=jnp.zeros((), jnp.int32)))
 
-        def zero() -> Scalar:
-            return jnp.zeros((), norm.dtype)
-
-        return RecordState(inner, zero(), zero(), zero(), zero(), hyperparams)
+        zeros = (jnp.zeros((), norm.dtype) for _ in self.metric_fields)
+        return RecordState(inner, *zeros, hyperparams=hyperparams)
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, RecordState]:
         state, context, params = here.state, here.context, here.params

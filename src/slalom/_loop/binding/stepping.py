@@ -197,14 +197,13 @@ def _context(
     functions = [name for name in FUNCTIONS if name in keywords]
     for name in functions:
         keywords[name] = _of_params(name, keywords[name], model)
+    declared = {name for part in transforms(transform) for name in part.module.needs}
     if keywords.get("residuals") is not None:
-        keywords["residuals"] = _checked_residuals(keywords["residuals"]).of(model.join)
+        keywords = _with_residuals(keywords, declared, model, grads)
     known = (*ALWAYS, *FUNCTIONS)
     extra = {name: keywords.pop(name) for name in list(keywords) if name not in known}
     context = Context(**of_step, **keywords, extra=extra)
 
-    declared = {name for part in transforms(transform) for name in part.module.needs}
-    context = _with_loss(context, declared, model.params, grads)
     lacking, absent = absent_inputs(transform, lambda n: n == "params" or context.has(n))
     if lacking:
         who = series((f"{type(x.module).__name__} ('{x.name}')" for x in lacking), "and")
@@ -221,28 +220,27 @@ def _context(
     return context
 
 
-def _checked_residuals(residuals: Any) -> Residuals:
+def _with_residuals(
+    keywords: dict[str, Any], declared: set[str], model: Split, grads: Any
+) -> dict[str, Any]:
+    """The keywords, with residuals of the parameters, and with the inputs of a line search, which
+    follow from them."""
+    residuals = keywords["residuals"]
     if not isinstance(residuals, Residuals):
         raise TypeError(
             "`residuals` must be what `loss_fn.on(x, y)` returns for an `sl.LeastSquares` or "
             f"`sl.OutputLoss`, got {residuals!r} of type {type(residuals).__name__}."
         )
-    return residuals
-
-
-def _with_loss(context: Context, declared: set[str], params: Params, grads: Any) -> Context:
-    """The context with the inputs of a line search, which follow from residuals if it has any."""
-    residuals = context.residuals
-    if residuals is None or not residuals.searchable:
-        return context
-    entries: dict[str, Any] = {}
-    if "value" in declared and context.value is None:
-        entries["value"] = residuals.value(params)
-    if "grad" in declared and context.grad is None:
-        entries["grad"] = grads
-    if {"value_fn", "grad_fn"} & declared and context.value_fn is None:
-        entries["value_fn"] = residuals.value
-    return context.replace(**entries)
+    residuals = residuals.of(model.join)
+    known: dict[str, Any] = {}
+    if residuals.searchable:
+        if "value" in declared - keywords.keys():
+            known["value"] = residuals.value(model.params)
+        if "grad" in declared:
+            known["grad"] = grads
+        if {"value_fn", "grad_fn"} & declared:
+            known["value_fn"] = residuals.value
+    return known | keywords | {"residuals": residuals}
 
 
 def _of_params(name: str, of_model: Any, model: Split) -> Callable[..., Any]:

@@ -115,7 +115,7 @@ def init_state(transform: AbstractTransform[Any], params: Params) -> Any:
     """The initial state, placed by `state_shardings`. The state of parameters in the memory of the
     host is there too.
     """
-    named = _by_path(params)
+    named = by_path(params)
     on_host = {path for path, x in named.items() if is_on_host(x)}
 
     # Compiled, so that a rule may compute with the parameters, which is only possible on the
@@ -140,8 +140,9 @@ def init_state(transform: AbstractTransform[Any], params: Params) -> Any:
     return jax.tree.map(put, state, state_shardings(transform, state, named, mesh))
 
 
-def _by_path(params: Params) -> dict[str, Any]:
-    return dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
+def by_path(model: PyTree) -> dict[str, Any]:
+    """The leaves of a tree by their paths."""
+    return dict(zip(leaf_paths(model), jax.tree.leaves(model), strict=True))
 
 
 def no_transform(x: Any, others: Iterable[PyTree], position: str, call: str) -> str:
@@ -169,7 +170,7 @@ def on_param_devices(arrays: Arrays, params: Params) -> Arrays:
     if isinstance(sharding, NamedSharding):
         mesh, (transform, state, _) = sharding.mesh, arrays
         targets: Any = jax.tree.map(lambda x: sharding_on(x, mesh), arrays)
-        targets = targets._replace(state=state_shardings(transform, state, _by_path(params), mesh))
+        targets = targets._replace(state=state_shardings(transform, state, by_path(params), mesh))
     else:
         memory = next(iter(sharding.device_set)).default_memory().kind
         targets = jax.tree.map(lambda _: sharding.with_memory_kind(memory), arrays)

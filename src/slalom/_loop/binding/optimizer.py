@@ -24,7 +24,7 @@ from ..reports.rows import rows_of
 from ..sharding.placement import StateSharding
 from ..sharding.shard import ShardedState, shard
 from .abstract_optimizer import AbstractOptimizer
-from .binding import Arrays, bind, bind_to_model, init_state, no_transform
+from .binding import Arrays, bind, bind_to_model, by_path, init_state, no_transform
 from .loop_warnings import watch_results
 from .model import Model, split, strong
 from .stepping import KEYWORDS, as_keywords, check_guards, check_one_run, check_readable
@@ -366,8 +366,7 @@ class Optimizer(AbstractOptimizer):
         binding = dataclasses.replace(binding, source=self.binding.source)
         opt = Optimizer._from_fields(arrays, binding)
         if sharding is not None and sharding.axis is not None:
-            homes = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
-            opt, _ = shard(opt, sharding.mesh, sharding.axis, homes)
+            opt, _ = shard(opt, sharding.mesh, sharding.axis, by_path(params))
         return opt
 
 

@@ -14,9 +14,10 @@ from ..._core.protocol.chain import first_link
 from ..._core.protocol.parts import transforms
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.printing import bytes_as_text
-from ...tree.paths import leaf_paths
+from ...tree.paths import dotted
 from ...tree.sharding import axis_names, full_spec, num_parts
 from ...tree.types import PyTree, WhereLike
+from ..binding.binding import by_path
 from ..binding.optimizer import Optimizer
 from ..sharding.placement import sharding_on, state_shardings
 from ..sharding.shard import bytes_per_device, shard
@@ -123,10 +124,8 @@ def plan(
     **Raises:** `ValueError` for a spec that names an axis that the mesh does not have, or that does
     not divide its array; `TypeError` for shardings of another kind.
     """
-    leaves, structure = jax.tree.flatten(model)
-    paths = leaf_paths(model)
-    placed = [_placed(path, leaf, mesh) for path, leaf in zip(paths, leaves, strict=True)]
-    abstract, place_of = structure.unflatten(placed), dict(zip(paths, placed, strict=True))
+    abstract = jax.tree_util.tree_map_with_path(lambda path, x: _placed(path, x, mesh), model)
+    place_of = by_path(abstract)
     opt = Optimizer(tx, abstract, trainable=trainable)
     params = {path: place_of[path] for path in opt.binding.paths}
     trained = opt.binding.params.unflatten([*params.values()])
@@ -137,7 +136,7 @@ def plan(
     return Plan(
         mesh=dict(mesh.shape),
         params=bytes_of_params,
-        frozen=bytes_per_device(filter(_is_shape, placed)) - bytes_of_params,
+        frozen=bytes_per_device(filter(_is_shape, place_of.values())) - bytes_of_params,
         grads=bytes_of_params,
         state=bytes_per_device(jax.tree.leaves(opt)),
         system=_system(tx, trained),
@@ -163,14 +162,14 @@ def _system(tx: AbstractTransform[Any], params: PyTree) -> int:
 # --- sizes and shardings ------------------------------------------------------------------------
 
 
-def _placed(path: str, leaf: Any, mesh: Mesh | AbstractMesh) -> Any:
+def _placed(path: Any, leaf: Any, mesh: Mesh | AbstractMesh) -> Any:
     """The shape and dtype of an array of the model, and its sharding on the mesh."""
     if _is_shape(leaf) or tree.is_array(leaf):
         shape = np.shape(leaf)
         # JAX may store an array of NumPy in a smaller dtype.
         extended = jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
         dtype = leaf.dtype if extended else tree.canonical(leaf.dtype)
-        spec = _spec(path, leaf, dict(mesh.shape))
+        spec = _spec(dotted(path), leaf, dict(mesh.shape))
         at = NamedSharding(mesh, tree.canonical_spec(mesh, spec, len(shape)))
         return jax.ShapeDtypeStruct(shape, dtype, sharding=at)
     return leaf

@@ -10,9 +10,8 @@ from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 from ... import fields, tree
 from ..._core.protocol.real_vectors import from_vector, to_vector
 from ...rules._base import AbstractTransform, advise_keywords, chain
-from ...rules.curvature._fields import first_scale, kept, last_changes
 from ...rules.curvature._system import check_size, dtype_and_size
-from ...rules.curvature.lbfgs import _ZOOM
+from ...rules.curvature.lbfgs import ZOOM, first_scale, last_changes
 from ...rules.shaping.scale import Scale
 from ...tree.types import Params, Scalar
 
@@ -121,8 +120,8 @@ class ScaleBySelfScaledBroyden(AbstractTransform[ScaleBySelfScaledBroydenState])
         return from_vector(direction, tree.widened(params)), ScaleBySelfScaledBroydenState(
             inverse=jnp.where(good, inverse, kept_inverse),
             age=tree.increment(state.age),
-            params=kept(params, state.params),
-            updates=kept(updates, state.updates),
+            params=tree.copy(tree.cast_like(params, state.params)),
+            updates=tree.copy(tree.cast_like(updates, state.updates)),
         )
 
 
@@ -164,7 +163,7 @@ def _numbers(
 @advise_keywords
 def ss_broyden(
     family: str = "broyden",
-    linesearch: AbstractTransform | None = _ZOOM,
+    linesearch: AbstractTransform | None = ZOOM,
 ) -> AbstractTransform:
     """Self-scaled Broyden: p ↦ p − η·H·g, where the full matrix H approximates the inverse Hessian
     and a line search finds η.

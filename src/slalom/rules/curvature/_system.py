@@ -1,5 +1,6 @@
 """Damped least squares problems: (JᵀJ + λ·D²)·x = g for several λ."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,8 +11,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ... import tree
+from ..._core.fields.declare import checked_field
 from ..._core.protocol.linearization import Linearization
 from ..._core.protocol.real_vectors import real_size
+from ..._core.text.messages import check_int, series
 from ...tree.dtypes import sum_dtype
 from ...tree.types import Params, Scalar
 
@@ -20,6 +23,23 @@ SOLVERS = ("auto", "cholesky", "qr")
 
 LARGEST = 16 * 2**30
 """The largest system in bytes. A larger one would run out of memory without a clear message."""
+
+
+def solver_field() -> Any:
+    """Declares how systems are solved."""
+    return checked_field(_check_solver, "auto")
+
+
+def chunk_field() -> Any:
+    """Declares an optional number of examples."""
+    check = functools.partial(check_int, least=1, or_else=", a number of examples")
+    return checked_field(check, None)
+
+
+def _check_solver(name: str, solver: object) -> None:
+    if solver not in SOLVERS and not callable(solver):
+        choices = [*map(repr, SOLVERS), "a function of a matrix and a right-hand side"]
+        raise ValueError(f"{name} must be {series(choices, 'or')}, got {solver!r}.")
 
 
 class Solution(NamedTuple):
@@ -158,8 +178,9 @@ def _gram(linear: Linearization) -> Float[Array, "params params"]:
     return linear.fold(lambda total, rows, _: total + tree.matmul(rows.T, rows), zeros, vector)
 
 
-def chosen_form(who: str, form: str, linear: Linearization) -> str:
-    """The form that `"auto"` stands for. Raises an error for a system that is too large."""
+def chosen_form(who: str, form: str, solver: object, linear: Linearization) -> str:
+    """The form that `"auto"` stands for. Raises an error for a system that is too large, or where
+    QR would need a matrix that is not there."""
     if form == "auto":
         form = "residuals" if linear.num_rows < linear.num_params else "parameters"
     size = linear.num_rows if form == "residuals" else linear.num_params
@@ -171,6 +192,12 @@ def chosen_form(who: str, form: str, linear: Linearization) -> str:
         "`sl.soap`."
     )
     check_size(f"{who} would solve a system", size, form, linear.dtype, advice)
+    if solver == "qr" and not may_be_qr(form, linear):
+        reason = "`chunk`" if linear.chunk is not None else "a loss of outputs"
+        raise ValueError(
+            f'{who}(solver="qr") with {reason} needs `form="parameters"`. In the form of the '
+            'residuals, use `solver="cholesky"`.'
+        )
     return form
 
 
@@ -195,42 +222,34 @@ def system_bytes(params: Params) -> int:
     return size**2 * dtype.itemsize
 
 
-def check_qr(who: str, solver: object, form: str, linear: Linearization) -> None:
-    """Raises an error where QR would need a matrix that is not there."""
-    if solver == "qr" and not may_be_qr(form, linear):
-        reason = "`chunk`" if linear.chunk is not None else "a loss of outputs"
-        raise ValueError(
-            f'{who}(solver="qr") with {reason} needs `form="parameters"`. In the form of the '
-            'residuals, use `solver="cholesky"`.'
-        )
-
-
 def may_be_qr(form: str, linear: Linearization) -> bool:
     """Whether the matrix of the system has a QR decomposition that fits in memory."""
     return form == "parameters" or (linear.vector is not None and linear.chunk is None)
 
 
-def by_condition(
+def solver_of(
     linear: Linearization,
     vector: Float[Array, " rows"] | None,
     gradient: Float[Array, " params"],
     form: str,
+    solver: Any,
 ) -> tuple[Callable[[Scalar], Float[Array, " params"]], Scalar]:
-    """Solves with a damping for x, by Cholesky where it has enough digits, else by QR; and the
-    trace of JᵀJ.
+    """Solves with a damping for x; and the trace of JᵀJ.
 
-    The Gram matrix has half the digits of J: the relative error of x is about ε·trace/λ.
+    The solver `"auto"` is Cholesky where it has enough digits, and else QR. The Gram matrix has
+    half the digits of J: the relative error of x is about ε·trace/λ.
     """
-    fast = System(linear, vector, gradient, form, "cholesky")
-    least = 1e3 * jnp.finfo(linear.dtype).eps * fast.trace
+    system = System(linear, vector, gradient, form, "cholesky" if solver == "auto" else solver)
+    least = 1e3 * jnp.finfo(linear.dtype).eps * system.trace
 
-    def by_cholesky(damping: Scalar) -> Array:
-        return fast.solve(damping).x
+    def solve(damping: Scalar) -> Array:
+        return system.solve(damping).x
 
     def by_qr(damping: Scalar) -> Array:
         return System(linear, vector, gradient, form, "qr").solve(damping).x
 
-    def solve(damping: Scalar) -> Array:
-        return jax.lax.cond(damping >= least, by_cholesky, by_qr, damping)
+    def by_condition(damping: Scalar) -> Array:
+        return jax.lax.cond(damping >= least, solve, by_qr, damping)
 
-    return solve if may_be_qr(form, linear) else by_cholesky, fast.trace
+    both = solver == "auto" and may_be_qr(form, linear)
+    return by_condition if both else solve, system.trace

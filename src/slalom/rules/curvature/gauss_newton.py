@@ -1,6 +1,5 @@
 """Damped Gauss–Newton directions, with momentum."""
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -9,7 +8,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 
 from ... import fields, tree
-from ..._core.protocol.linearization import Linearization
 from ..._core.protocol.real_vectors import to_vector
 from ..._core.protocol.residuals import Residuals
 from ...tree.types import Hyperparameter, Params, Scalar
@@ -18,8 +16,7 @@ from ..linesearch.backtracking import ScaleByBacktrackingLinesearch
 from ..shaping.clip import ClipByGlobalNorm
 from ..shaping.descent import ScaleByLearningRate
 from ..shaping.scale import Scale
-from ._fields import chunk_field, kept, same, solver_field
-from ._system import FORMS, System, by_condition, check_qr, chosen_form, system_bytes
+from ._system import FORMS, chosen_form, chunk_field, solver_field, solver_of, system_bytes
 
 MOST_TRIES = 30
 """The largest number of increases of the damping in one step."""
@@ -124,7 +121,7 @@ class ScaleByGaussNewton(AbstractTransform[ScaleByGaussNewtonState]):
             return updates, state
         now, linear = self.at(context), residuals.at(params, self.chunk)
         dtype = linear.dtype
-        stuck = same(params, state.params) & jnp.any(state.age > 0)
+        stuck = _same(params, state.params) & jnp.any(state.age > 0)
 
         def number(x: Array) -> Scalar:
             return jnp.asarray(x, dtype)
@@ -136,7 +133,8 @@ class ScaleByGaussNewton(AbstractTransform[ScaleByGaussNewtonState]):
             moved = linear.push(before)
             vector = None if vector is None else vector - moved
             gradient = gradient - linear.pull(moved)
-        solve, trace = self._solver(linear, vector, gradient)
+        form = chosen_form("ScaleByGaussNewton", self.form, self.solver, linear)
+        solve, trace = solver_of(linear, vector, gradient, form, self.solver)
 
         # What the largest eigenvalue still feels. A loss without curvature has none.
         floor = jnp.where(trace > 0, jnp.finfo(dtype).eps * trace, 1)
@@ -166,23 +164,19 @@ class ScaleByGaussNewton(AbstractTransform[ScaleByGaussNewtonState]):
             num_failures=failures,
             stuck=stuck,
             age=tree.increment(state.age),
-            params=kept(params, state.params),
+            params=tree.copy(tree.cast_like(params, state.params)),
             direction=None if state.direction is None else tree.cast_like(result, state.direction),
         )
 
     def system(self, params: Params) -> int:
         return 0 if self.form == "residuals" else system_bytes(params)
 
-    def _solver(
-        self, linear: Linearization, vector: Array | None, gradient: Array
-    ) -> tuple[Callable[[Scalar], Array], Scalar]:
-        """Solves with a damping for the direction; and the trace of JᵀJ."""
-        form = chosen_form("ScaleByGaussNewton", self.form, linear)
-        if self.solver == "auto":
-            return by_condition(linear, vector, gradient, form)
-        check_qr("ScaleByGaussNewton", self.solver, form, linear)
-        system = System(linear, vector, gradient, form, self.solver)
-        return lambda damping: system.solve(damping).x, system.trace
+
+def _same(a: Params, b: Params) -> Bool[Array, ""]:
+    """Whether two trees are equal."""
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    flags = [jnp.all(jnp.asarray(x, y.dtype) == y) for x, y in pairs]
+    return jnp.all(jnp.stack(flags)) if flags else jnp.array(True)
 
 
 # The factor takes each search back to 1, also after 30 halvings.

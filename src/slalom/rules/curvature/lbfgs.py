@@ -11,13 +11,12 @@ from jaxtyping import Array, Float, Inexact, Int, PyTree
 from ... import fields, tree
 from ..._core.protocol.real_vectors import from_vector, to_vector
 from ...tree.dtypes import sum_dtype
-from ...tree.types import Hyperparameter, Params, Updates
+from ...tree.types import Hyperparameter, Params, Scalar, Updates
 from .._base import AbstractTransform, advise_keywords, chain
 from ..linesearch.zoom import ScaleByZoomLinesearch
 from ..shaping.descent import ScaleByLearningRate
 from ..shaping.scale import Scale
-from ._box import Box, Pairs, in_boxes, minimizer
-from ._fields import first_scale, kept, last_changes
+from ._models import Box, Pairs, in_boxes, minimizer
 
 
 class ScaleByLbfgsState(eqx.Module):
@@ -136,8 +135,8 @@ class ScaleByLbfgs(AbstractTransform[ScaleByLbfgsState]):
             diff_params=jax.tree.map(store, state.diff_params, s),
             diff_updates=jax.tree.map(store, state.diff_updates, y),
             products=jax.tree.map(store, state.products, products),
-            params=kept(params, state.params),
-            updates=kept(updates, state.updates),
+            params=tree.copy(tree.cast_like(params, state.params)),
+            updates=tree.copy(tree.cast_like(updates, state.updates)),
         )
 
     def _inside(
@@ -155,11 +154,11 @@ class ScaleByLbfgs(AbstractTransform[ScaleByLbfgsState]):
         def vector(tree: PyTree) -> Array:
             return to_vector(tree, dtype)
 
-        positions = (state.count - 1 - self._ranks(state)) % self.memory_size
+        positions, is_pair = self._newest_first(state)
         s = jax.vmap(vector)(state.diff_params)[positions]
         y = jax.vmap(vector)(state.diff_updates)[positions]
         sy = jnp.sum(s * y, axis=1)
-        stored = (self._ranks(state) < state.count) & (sy > jnp.finfo(dtype).tiny)
+        stored = is_pair & (sy > jnp.finfo(dtype).tiny)
         pairs = Pairs(jnp.where(stored[:, None], s, 0), jnp.where(stored[:, None], y, 0), stored)
         theta = jnp.ones((), dtype)
         if self.scale_init_precond:
@@ -173,16 +172,16 @@ class ScaleByLbfgs(AbstractTransform[ScaleByLbfgsState]):
         box = Box(jnp.clip(x, lower, upper), vector(updates), lower, upper)
         return from_vector(x - minimizer(box, pairs, theta), tree.widened(params))
 
-    def _ranks(self, state: ScaleByLbfgsState) -> Array:
-        """The ages of the pairs, in the order of use; 0 is the newest."""
-        return jnp.arange(self.memory_size, dtype=state.count.dtype)
+    def _newest_first(self, state: ScaleByLbfgsState) -> tuple[Array, Array]:
+        """The positions of the pairs in the memories, and whether there are such pairs yet."""
+        ranks = jnp.arange(self.memory_size, dtype=state.count.dtype)
+        return (state.count - 1 - ranks) % self.memory_size, ranks < state.count
 
     def _precondition(self, updates: Updates, state: ScaleByLbfgsState) -> Updates:
         """P·g by the two-loop recursion; missing pairs have ρ = 0."""
-        ranks = self._ranks(state)
-        positions = (state.count - 1 - ranks) % self.memory_size
-        sy = _total(state.products, ranks.shape)[positions]
-        stored = (ranks < state.count) & (sy > jnp.finfo(sy.dtype).tiny)
+        positions, is_pair = self._newest_first(state)
+        sy = _total(state.products, positions.shape)[positions]
+        stored = is_pair & (sy > jnp.finfo(sy.dtype).tiny)
         weights = jnp.where(stored, 1 / jnp.where(stored, sy, 1), 0)
 
         def pair(position: Array) -> PyTree:
@@ -231,7 +230,31 @@ def _at(memory: PyTree, position: Array) -> PyTree:
     return jax.lax.dynamic_index_in_dim(memory, position, keepdims=False)
 
 
-_ZOOM = ScaleByZoomLinesearch(20, initial_guess_strategy="one")
+def last_changes(params: Params, updates: Updates, state: PyTree) -> tuple[Params, Updates]:
+    """By how much parameters and gradients differ from those in the state; 0 in the first step."""
+
+    def differences(now, p, last_p, u, last_u):
+        return jnp.where(now.first, 0, p - last_p), jnp.where(now.first, 0, u - last_u)
+
+    return tree.map_leaves(
+        differences,
+        (params, state.params, updates, state.updates),
+        SimpleNamespace(first=state.age == 0),
+    )
+
+
+def first_scale(updates: Updates, params: Params) -> Scalar:
+    """The factor of the first direction, which is the gradient, of a quasi-Newton rule."""
+    norm = tree.global_norm(updates)
+    size = jnp.asarray(tree.global_norm(params), norm.dtype)
+    # A step shorter than a rounding of the parameters would not change them. A longer one than the
+    # gradient would be wrong without a line search, so it is only as long as it needs to be.
+    least = jnp.finfo(norm.dtype).eps ** 0.5 * jnp.maximum(size, 1)
+    length = jnp.clip(norm, jnp.minimum(least, 1), 1)
+    return jnp.where(norm == 0, 1, length / jnp.where(norm == 0, 1, norm))
+
+
+ZOOM = ScaleByZoomLinesearch(20, initial_guess_strategy="one")
 
 
 @advise_keywords
@@ -239,7 +262,7 @@ def lbfgs(
     learning_rate: Hyperparameter | None = None,
     memory_size: int = 10,
     scale_init_precond: bool = True,
-    linesearch: AbstractTransform | None = _ZOOM,
+    linesearch: AbstractTransform | None = ZOOM,
     *,
     bounds: Any = None,
 ) -> AbstractTransform:

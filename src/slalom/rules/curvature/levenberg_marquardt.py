@@ -12,11 +12,9 @@ from ..._core.protocol.linearization import Linearization
 from ..._core.protocol.real_vectors import to_vector
 from ..._core.protocol.residuals import Residuals
 from ...tree.types import Hyperparameter, Params, Scalar
-from .._base import AbstractTransform, Context, advise_keywords
-from ._box import Box, in_boxes
-from ._fields import chunk_field, solver_field
-from ._model import Model, bounded
-from ._system import FORMS, System, check_qr, chosen_form, may_be_qr, system_bytes
+from .._base import AbstractTransform, advise_keywords
+from ._models import Box, Model, bounded, in_boxes
+from ._system import FORMS, System, chosen_form, chunk_field, may_be_qr, solver_field, system_bytes
 
 ACCEPTED = 1e-4
 """The ratio of the actual to the predicted decrease from which a step is accepted."""
@@ -171,21 +169,19 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
             box = Box(jnp.clip(x, lower, upper), linear.gradient, lower, upper)
             linear = linear.along(~box.held)
         scale = self._scale(linear, state)
-        system = self._system(linear, scale)
-
-        model = Model(params, x, residuals, linear, system, box)
-        limit = self.at(context).acceleration
+        model = Model(params, x, residuals, self._system(linear, scale), box)
+        now = self.at(context)
 
         def body(t: _Try) -> _Try:
             if self.scaling is not None:
                 return self._with_radius(model, t, first)
-            return self._with_damping(model, t, limit)
+            return self._with_damping(model, t, now.acceleration)
 
         end = tree.while_loop(
             type(self).__name__,
             lambda t: ~t.accepted & (t.tried < self.max_tries),
             body,
-            self._first_try(system, state, params, context),
+            self._first_try(model, state, now.damping),
         )
         step = jnp.where(end.accepted, end.step, 0)
         float_ = state.damping.dtype
@@ -203,20 +199,15 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
         )
 
     def _first_try(
-        self,
-        system: System,
-        state: ScaleByLevenbergMarquardtState,
-        params: Params,
-        context: Context | None,
+        self, model: Model, state: ScaleByLevenbergMarquardtState, damping: Scalar
     ) -> _Try:
-        linear, first = system.linear, jnp.all(state.age == 0)
-        dtype = linear.dtype
-        start = jnp.asarray(self.at(context).damping, dtype) * system.trace
+        system, dtype, first = model.system, model.x.dtype, jnp.all(state.age == 0)
+        start = jnp.asarray(damping, dtype) * system.trace
         # A loss without curvature has no scale of its own.
         start = jnp.where(start > 0, start, 1)
         radius = state.radius.astype(dtype)
         if self.scaling is not None:
-            length = FIRST_RADIUS * jnp.linalg.norm(system.diagonal * to_vector(params, dtype))
+            length = FIRST_RADIUS * jnp.linalg.norm(system.diagonal * model.x)
             length = jnp.where(length > 0, length, FIRST_RADIUS)
             radius = jnp.where(first, length, radius)
         return _Try(
@@ -226,7 +217,7 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
             radius,
             jnp.zeros((), dtype),
             jnp.array(False),
-            jnp.zeros(linear.num_params, dtype),
+            jnp.zeros_like(model.x),
         )
 
     def system(self, params: Params) -> int:
@@ -250,12 +241,11 @@ class ScaleByLevenbergMarquardt(AbstractTransform[ScaleByLevenbergMarquardtState
         if scale is not None:
             form = "parameters"
             scale = jnp.where(scale > 0, scale, 1)
-        form = chosen_form("ScaleByLevenbergMarquardt", form, linear)
+        form = chosen_form("ScaleByLevenbergMarquardt", form, solver, linear)
         if solver == "auto":
             narrow = jnp.finfo(linear.dtype).bits < 64
             exact = may_be_qr(form, linear) and (narrow or scale is not None)
             solver = "qr" if exact else "cholesky"
-        check_qr("ScaleByLevenbergMarquardt", solver, form, linear)
         return System(linear, linear.vector, linear.gradient, form, solver, scale)
 
     def _with_damping(self, model: Model, t: _Try, limit: Scalar | None) -> _Try:

@@ -86,13 +86,13 @@ class AbstractLinesearch(AbstractTransform[LinesearchState]):
         def checked(params: Params) -> Scalar:
             return checked_value(f"passed to {who}", value_fn(params))
 
-        box = None
+        limit, outside = tree.as_canonical(jnp.inf), jnp.array(False)
         if context.bounds is not None:
-            updates, box = _boxed(params, updates, context.bounds)
+            updates, limit, outside = _boxed(params, updates, context.bounds)
         slope = tree.as_canonical(tree.inner(grad, updates))
         value = tree.as_canonical(tree.as_float(value))
         grad = tree.cast_like(grad, params)  # as at every other point
-        return Line(params, updates, value, grad, slope, checked, box)
+        return Line(params, updates, value, grad, slope, checked, context.bounds, limit, outside)
 
     def ask(self, here: Part, loss: Loss) -> Loss:
         # A line search elsewhere, or under a wrapper, does not know where the whole step led to.
@@ -127,44 +127,30 @@ class Line(NamedTuple):
     grad: Updates
     slope: Scalar
     value_fn: Callable[[Params], Scalar]
-    box: "_LineBounds | None" = None
+    bounds: tuple[Params, Params] | None
+    limit: Scalar
+    """The η at which the first parameter reaches its bound; infinite without bounds."""
+    outside: Bool[Array, ""]
+    """Whether w is outside. The updates are then those to the nearest point of the box."""
 
     def point(self, rate: Scalar) -> Params:
         """w + η·u, rounded as the step rounds it."""
         there = tree.add(self.params, scale_or_zero(self.updates, rate))
-        there = there if self.box is None else _clipped(there, self.box.bounds)
+        there = there if self.bounds is None else _clipped(there, self.bounds)
         return as_stored(there)
 
     @property
     def descends(self) -> Bool[Array, ""]:
         """Whether there is anything to search."""
-        descends = self.slope <= 0  # false for NaN
-        return descends if self.box is None else descends & ~self.box.outside
+        return (self.slope <= 0) & ~self.outside  # false for NaN
 
     def at_most(self, rate: Scalar) -> Scalar:
         """The rate, or the one at which a parameter reaches its bound."""
-        return rate if self.box is None else jnp.minimum(rate, self.box.limit)
+        return jnp.minimum(rate, self.limit)
 
     def taken(self, rate: Scalar, value: Scalar) -> tuple[Scalar, Scalar]:
         """The rate to take instead of this one, and the loss there; infinite where unknown."""
-        if self.box is None:
-            return rate, value
-        outside = self.box.outside
-        return jnp.where(outside, 1, rate), jnp.where(outside, jnp.inf, value)
-
-    def slope_of(self, grad: Updates) -> Scalar:
-        """The derivative with respect to η, given the gradient of the loss."""
-        return tree.as_canonical(tree.inner(grad, self.updates))
-
-
-class _LineBounds(NamedTuple):
-    """The effect of bounds on a line."""
-
-    bounds: tuple[Params, Params]
-    limit: Scalar
-    """The η at which the first parameter reaches its bound."""
-    outside: Bool[Array, ""]
-    """Whether w is outside. The updates are then those to the nearest point of the box."""
+        return jnp.where(self.outside, 1, rate), jnp.where(self.outside, jnp.inf, value)
 
 
 def _clipped(params: Params, bounds: tuple[Params, Params]) -> Params:
@@ -178,8 +164,9 @@ def _clipped(params: Params, bounds: tuple[Params, Params]) -> Params:
 
 def _boxed(
     params: Params, updates: Updates, bounds: tuple[Params, Params]
-) -> tuple[Updates, _LineBounds]:
-    """The updates without entries that leave the box at once, and the effect of the bounds."""
+) -> tuple[Updates, Scalar, Bool[Array, ""]]:
+    """The updates without entries that leave the box at once, and `limit` and `outside` of a
+    `Line`."""
     params = tree.widened(params)
     nearest = _clipped(params, bounds)
     outside, limits, inward = jnp.array(False), [tree.as_canonical(jnp.inf)], []
@@ -200,7 +187,7 @@ def _boxed(
     inward = jax.tree.structure(updates).unflatten(inward)
     back = tree.map_leaves(lambda _, near, x: near - x, (nearest, params))
     updates = jax.tree.map(lambda b, u: jnp.where(outside, b, u), back, inward)
-    return updates, _LineBounds(bounds, jnp.min(jnp.stack(limits)), outside)
+    return updates, jnp.min(jnp.stack(limits)), outside
 
 
 def scale_or_zero(updates: Updates, rate: Scalar) -> Updates:

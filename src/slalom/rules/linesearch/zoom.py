@@ -161,13 +161,15 @@ class ScaleByZoomLinesearch(AbstractLinesearch):
         further = jnp.where(search.tried == 0, guess, now.increase_factor * search.last.rate)
         at_limit = further >= limit
         low, high = search.low, search.high
-        cubic = _by_points(low, high, search.third) if along.box is None else _by_slopes(low, high)
+        in_box = along.bounds is not None
+        cubic = _by_slopes(low, high) if in_box else _by_points(low, high, search.third)
         interpolated = _between(low, high, cubic)
         rate = jnp.where(search.enclosed, interpolated, jnp.minimum(further, limit))
 
         value, grad = jax.value_and_grad(along.value_fn)(along.point(rate))
         grad = steepest(grad)
-        new = _TriedRate(rate, jnp.asarray(value, rate.dtype), along.slope_of(grad))
+        slope = tree.as_canonical(tree.inner(grad, along.updates))
+        new = _TriedRate(rate, jnp.asarray(value, rate.dtype), slope)
         decrease, curvature = self._errors(new, along, now)
         enough = decrease <= now.tol
         done = jnp.maximum(decrease, curvature) <= now.tol

@@ -10,7 +10,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import slalom as sl
 from helpers import sampled
-from slalom.rules.matrices._placement import Placement, distribution
+from slalom.rules.matrices._stacks import Placement, distribution
 
 COLLECTIVES = r"(?<= )(all-gather|all-to-all|all-reduce|collective-permute|reduce-scatter)(?=\()"
 SHAPE = (2, jax.device_count() // 2)

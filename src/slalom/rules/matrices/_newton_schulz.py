@@ -87,7 +87,7 @@ def newton_schulz(
     x = jnp.swapaxes(x, -1, -2) if turned else x
     dtype = x.dtype if dtype is None else tree.storage_dtype(x.dtype, dtype)
     wide = jnp.finfo(dtype).bits >= 32
-    small, gram = _PRECONDITION[preconditioning](divided_by_norm(x, eps), margin)
+    small, gram = _preconditioned(divided_by_norm(x, eps), preconditioning, margin)
     small = small.astype(dtype)
     # The eigenvalues of a Gram matrix are squares, and half precision would not keep small ones.
     if wide and x.shape[-1] > GRAM_RATIO * x.shape[-2]:
@@ -182,44 +182,26 @@ def divided_by_norm(x: Array, eps: Scalar | float, axes: tuple[int, ...] = (-2, 
     return small * (1 / jnp.where(divisor == 0, 1, divisor))
 
 
-def _frobenius(x: Array, margin: float) -> tuple[Array, None]:
-    return (x if margin == 1 else x * (1 / margin)), None
+def _preconditioned(x: Array, preconditioning: str, margin: float) -> tuple[Array, Array | None]:
+    """Matrices without singular values above 1 / margin, and their Gram matrices if they are known.
 
-
-def _spectral(x: Array, margin: float) -> tuple[Array, Array]:
-    """X / σ₁."""
+    The Frobenius norm of `x` is 1.
+    """
+    if preconditioning == "frobenius":
+        return (x if margin == 1 else x * (1 / margin)), None
     gram = _gram(x)
-    largest = jnp.linalg.eigvalsh(jax.lax.stop_gradient(gram))[..., -1, None, None]
-    return _rescaled(x, gram, 1 / (tree.root(_floor(largest)) * margin))
-
-
-def _schatten(x: Array, margin: float) -> tuple[Array, Array]:
-    """X / ‖XXᴴ‖^½, the Schatten norm of order 4, which is closer to σ₁."""
-    gram = _gram(x)
-    norm = tree.norm(gram, (-2, -1))
-    return _rescaled(x, gram, 1 / (tree.root(_floor(norm)) * margin))
-
-
-def _aol(x: Array, margin: float) -> tuple[Array, Array]:
-    """Row i of X divided by the root of Σⱼ |XXᴴ|ᵢⱼ, after which no singular value exceeds 1."""
-    gram = _gram(x)
-    sums = jnp.sum(jnp.abs(gram), -1, keepdims=True)
-    return _rescaled(x, gram, tree.inverse_root(_floor(sums)) * (1 / margin))
-
-
-def _rescaled(x: Array, gram: Array, factor: Array) -> tuple[Array, Array]:
-    """diag(s)·X with its Gram matrix."""
+    if preconditioning == "aol":  # no singular value exceeds 1 if row i is divided by √Σⱼ |XXᴴ|ᵢⱼ
+        sums = jnp.sum(jnp.abs(gram), -1, keepdims=True)
+        factor = tree.inverse_root(_floor(sums)) * (1 / margin)
+    else:
+        if preconditioning == "spectral":  # σ₁²
+            square = jnp.linalg.eigvalsh(jax.lax.stop_gradient(gram))[..., -1, None, None]
+        else:  # that of the Schatten norm of order 4, which is closer to σ₁
+            square = tree.norm(gram, (-2, -1))
+        factor = 1 / (tree.root(_floor(square)) * margin)
     return x * factor, gram * factor * jnp.swapaxes(factor, -1, -2)
 
 
 def _floor(square: Array) -> Array:
-    """A divisor that is not 0. The Frobenius norm of X is 1, so only rounding is below it."""
+    """A divisor that is not 0. Only rounding is below it."""
     return jnp.maximum(square, float(jnp.finfo(square.dtype).eps) ** 2)
-
-
-_PRECONDITION: dict[str, Callable[[Array, float], tuple[Array, Array | None]]] = {
-    "frobenius": _frobenius,
-    "spectral": _spectral,
-    "aol": _aol,
-    "schatten": _schatten,
-}

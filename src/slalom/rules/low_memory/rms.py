@@ -125,9 +125,22 @@ class ScaleByStddev(_AbstractRms[ScaleByStddevState]):
         )
 
     def begin(self, state):
-        if state.age is not None:
-            state.age = tree.increment(state.age)
-        self._set_weights(state.age)
+        # The weight w, the factors of the new variance, and 1 / (1 − w).
+        if state.age is None:
+            self.weight, self.keep, rest = 1 - self.decay, self.decay, self.decay
+        else:
+            # 1 − w = γ·(1 − γᵗ⁻¹) / (1 − γᵗ), which keeps its digits for a small γ. At t = 1 it is
+            # 0, and v₀ enters the variance with the factor γ / (1 − γ) instead.
+            age = state.age = tree.increment(state.age)
+            first = age == 1
+            self.weight = tree.newest_weight(self.decay, age)
+            before = tree.bias_correction(self.decay, jnp.maximum(age - 1, 1))
+            rest = self.decay * tree.bias_correction(self.decay, age) / before
+            rest = jnp.where(first, 0, rest)
+            self.keep = jnp.where(first, self.decay / (1 - self.decay), rest)
+        self.spread = self.weight * rest
+        # Where the weight is 1, the new mean is g, and so is the old one for all that it matters.
+        self.back = jnp.where(rest > 0, 1 / jnp.where(rest > 0, rest, 1), 0)
 
     def advance(self, g, leaf):
         leaf.mu = tree.moved(leaf.mu, g, self.weight)
@@ -139,25 +152,6 @@ class ScaleByStddev(_AbstractRms[ScaleByStddevState]):
         # A zero variance says nothing about the size of the gradient.
         variance = jnp.where((leaf.nu == 0) & (self.eps == 0), jnp.inf, leaf.nu)
         return self._divided(g, variance)
-
-    def _set_weights(self, age: Int[Array, "*leaves"] | None) -> None:
-        """Sets the weight w, the factors of the new variance, and 1 / (1 − w).
-
-        With bias correction 1 − w = γ·(1 − γᵗ⁻¹) / (1 − γᵗ), which keeps its digits for a small γ.
-        At t = 1 it is 0, and v₀ enters the variance with the factor γ / (1 − γ) instead.
-        """
-        if age is None:
-            self.weight, self.keep, rest = 1 - self.decay, self.decay, self.decay
-        else:
-            first = age == 1
-            self.weight = tree.newest_weight(self.decay, age)
-            before = tree.bias_correction(self.decay, jnp.maximum(age - 1, 1))
-            rest = self.decay * tree.bias_correction(self.decay, age) / before
-            rest = jnp.where(first, 0, rest)
-            self.keep = jnp.where(first, self.decay / (1 - self.decay), rest)
-        self.spread = self.weight * rest
-        # Where the weight is 1, the new mean is g, and so is the old one for all that it matters.
-        self.back = jnp.where(rest > 0, 1 / jnp.where(rest > 0, rest, 1), 0)
 
 
 @advise_keywords

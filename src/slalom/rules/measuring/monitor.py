@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, PyTree
 
 from ... import fields, tree
+from ..._core.fields.declare import checked_field
 from ..._core.protocol.parts import Part
 from ..._core.protocol.writer import RETURN
 from ..._core.text.messages import call, listed
@@ -17,6 +18,14 @@ from ..._core.text.printing import Call, code, constructor_call
 from ...tree.paths import leaf_paths
 from ...tree.types import Params, Updates, is_function
 from .._base import AbstractTransform
+
+
+def _check_measure(name: str, measure: object) -> None:
+    if not is_function(measure):
+        raise TypeError(
+            f"{name} must be a function of the updates, such as `sl.tree.global_norm`, got "
+            f"{measure!r} of type {type(measure).__name__}."
+        )
 
 
 class _AbstractMonitor(AbstractTransform):
@@ -47,10 +56,7 @@ class Snapshot(_AbstractMonitor):
     """
 
     measure_name: str = eqx.field(static=True)
-    measure: Callable[[Updates], Any] = eqx.field(static=True)
-
-    def __check_init__(self):
-        _check_measure("Snapshot", self.measure)
+    measure: Callable[[Updates], Any] = checked_field(_check_measure)
 
     def init(self, params: Params) -> PyTree:
         return _empty(self.measure, params, lambda leaf_dtype: leaf_dtype)
@@ -89,13 +95,10 @@ class MeasureWithEma(_AbstractMonitor):
         complex counterpart. Defaults to the dtype of the measurement, but at least float32.
     """
 
-    measure: Callable[[Updates], Any] = eqx.field(static=True)
+    measure: Callable[[Updates], Any] = checked_field(_check_measure)
     decay: fields.Number = fields.hyperparameter(within="[0, 1)")
     debias: bool = eqx.field(default=True, static=True)
     accumulator_dtype: np.dtype | None = fields.dtype_field()
-
-    def __check_init__(self):
-        _check_measure("MeasureWithEma", self.measure)
 
     def init(self, params: Params) -> MeasureWithEmaState:
         def dtype(d: np.dtype) -> np.dtype:
@@ -172,14 +175,6 @@ class Monitor(_AbstractMonitor):
     def _code(self) -> Call:
         measures = (m.measure if isinstance(m, Snapshot) else m for m in self.measures)
         return constructor_call(self, measures=dict(zip(self.names, measures, strict=True)))
-
-
-def _check_measure(who: str, measure: object) -> None:
-    if not is_function(measure):
-        raise TypeError(
-            f"{who}.measure must be a function of the updates, such as `sl.tree.global_norm`, got "
-            f"{measure!r} of type {type(measure).__name__}."
-        )
 
 
 def _empty(measure: Callable[[Updates], Any], params: Params, dtype: Callable[..., Any]) -> PyTree:

@@ -101,17 +101,12 @@ class ScaleByAdadelta(AbstractRule[ScaleByAdadeltaState]):
         leaf.e_x = self.rho * leaf.e_x + self.rest * (ratio * (leaf.e_x + self.eps))
 
     def direction(self, g, leaf):
-        return self._size_ratio(tree.bounded_square(g), leaf.e_g, leaf.e_x) * g
-
-    def _size_ratio(self, square: Array, e_g: Array, e_x: Array) -> Array:
-        """√((xₜ₋₁ + ε) / (vₜ + ε)) from xₜ instead of xₜ₋₁, which XLA would copy (see
-        `_core/engine`).
-
-        xₜ = ρ·xₜ₋₁ + (1 − ρ)·|gₜ|²·(xₜ₋₁ + ε) / (vₜ + ε), solved for xₜ₋₁ + ε.
-        """
-        divisor = self.rho * (e_g + self.eps) + self.rest * square
+        # From xₜ instead of xₜ₋₁, which XLA would copy (see `_core/engine`):
+        # xₜ = ρ·xₜ₋₁ + (1 − ρ)·|gₜ|²·(xₜ₋₁ + ε) / (vₜ + ε), solved for xₜ₋₁ + ε.
+        size = tree.root(leaf.e_x + self.rho * self.eps)
+        divisor = self.rho * (leaf.e_g + self.eps) + self.rest * tree.bounded_square(g)
         # Not √(a / b), which is 0 for gradients from 3e16 on.
-        return tree.root(e_x + self.rho * self.eps) * tree.inverse_root(tree.positive(divisor))
+        return size * tree.inverse_root(tree.positive(divisor)) * g
 
 
 @advise_keywords

@@ -75,16 +75,13 @@ class ScaleByLion(AbstractRule[ScaleByLionState]):
 
     def direction(self, g, leaf):
         c = self.c if self._reads_old else self.from_mu * leaf.mu + self.from_g * g
-        return self._sign(c, self.smooth_beta)
-
-    def _sign(self, c: Array, smooth_beta: Scalar) -> Array:
         if self.mode == "hard":
             return tree.sign(c)
         if self.mode == "refined":
             return c / jnp.maximum(jnp.abs(c), 1)
         if jnp.iscomplexobj(c):
-            return tree.sign(c) * jnp.tanh(smooth_beta * jnp.abs(c))
-        return jnp.tanh(smooth_beta * c)
+            return tree.sign(c) * jnp.tanh(self.smooth_beta * jnp.abs(c))
+        return jnp.tanh(self.smooth_beta * c)
 
 
 def _constant(x: Any) -> float | None:

@@ -282,7 +282,7 @@ class ZClip(AbstractRule[ZClipState]):
         limit = jnp.where(is_high, lowered, norm)
         self.factor = clip_factor(norm, limit)
         state.z = jnp.where(is_warm, z, 0)
-        new = self._moved(state, limit, is_warm, self.decay)
+        new = self._moved(state, limit, is_warm)
         is_finite = jnp.isfinite(norm)
         for name, x in zip(("age", "mean", "std"), new, strict=True):
             setattr(state, name, jnp.where(is_finite, x, getattr(state, name)))
@@ -290,16 +290,14 @@ class ZClip(AbstractRule[ZClipState]):
     def direction(self, g, leaf):
         return g * self.factor
 
-    def _moved(
-        self, state: Any, norm: Scalar, is_warm: Array, decay: Scalar
-    ) -> tuple[Array, Array, Array]:
+    def _moved(self, state: Any, norm: Scalar, is_warm: Array) -> tuple[Array, Array, Array]:
         """The age, mean and standard deviation with one more norm."""
         age = tree.increment(state.age)
         n = age.astype(norm.dtype)
-        weight = jnp.where(is_warm, 1 - decay, 1 / n)
+        weight = jnp.where(is_warm, 1 - self.decay, 1 / n)
         change = norm - state.mean
         # Both variances are (1 − w)·(σ² + f·d²), where d is the distance from the old mean.
-        factor = jnp.where(is_warm, decay * (1 - decay), 1 / n)
+        factor = jnp.where(is_warm, self.decay * (1 - self.decay), 1 / n)
         std = tree.root(1 - weight) * _hypot(state.std, tree.root(factor) * change)
         return age, state.mean + weight * change, std
 

@@ -77,14 +77,15 @@ with _checked:
         nadamw as nadamw,
     )
     from .rules.adaptive.adam_variants import (
+        ScaleByAdopt as ScaleByAdopt,
         ScaleByBelief as ScaleByBelief,
         ScaleByRadam as ScaleByRadam,
         ScaleByYogi as ScaleByYogi,
         adabelief as adabelief,
+        adopt as adopt,
         radam as radam,
         yogi as yogi,
     )
-    from .rules.adaptive.adopt import ScaleByAdopt as ScaleByAdopt, adopt as adopt
     from .rules.adaptive.maxima import (
         ScaleByAdamax as ScaleByAdamax,
         ScaleByAmsgrad as ScaleByAmsgrad,
@@ -95,11 +96,9 @@ with _checked:
     from .rules.adaptive.more_means import (
         ScaleByAdan as ScaleByAdan,
         ScaleByAdemamix as ScaleByAdemamix,
+        ScaleByOptimisticGradient as ScaleByOptimisticGradient,
         adan as adan,
         ademamix as ademamix,
-    )
-    from .rules.adaptive.optimistic import (
-        ScaleByOptimisticGradient as ScaleByOptimisticGradient,
         optimistic_adam_v2 as optimistic_adam_v2,
         optimistic_gradient_descent as optimistic_gradient_descent,
     )
@@ -185,16 +184,17 @@ with _checked:
         sign_sgd as sign_sgd,
         signum as signum,
     )
-    from .rules.rate_free.dog import (
-        ScaleByDistanceOverGradients as ScaleByDistanceOverGradients,
-        ScaleByDog as ScaleByDog,
-        dog as dog,
-    )
-    from .rules.rate_free.polyak import ScaleByPolyak as ScaleByPolyak, polyak_sgd as polyak_sgd
     from .rules.rate_free.prodigy import ScaleByProdigy as ScaleByProdigy, prodigy as prodigy
     from .rules.rate_free.schedule_free import (
         schedule_free_adamw as schedule_free_adamw,
         schedule_free_sgd as schedule_free_sgd,
+    )
+    from .rules.rate_free.step_sizes import (
+        ScaleByDistanceOverGradients as ScaleByDistanceOverGradients,
+        ScaleByDog as ScaleByDog,
+        ScaleByPolyak as ScaleByPolyak,
+        dog as dog,
+        polyak_sgd as polyak_sgd,
     )
     from .rules.shaping.clip import (
         AdaptiveGradClip as AdaptiveGradClip,

@@ -77,7 +77,7 @@ MUTATIONS = {
         "projections/test_projections.py projections/test_minima.py",
     ),
     "ADOPT clips with the next step's bound": Mutation(
-        "rules/adaptive/adopt.py",
+        "rules/adaptive/adam_variants.py",
         "jnp.asarray(state.age, self.b1.dtype)",
         "jnp.asarray(state.age + 1, self.b1.dtype)",
         "rules/test_adam_like.py",
@@ -89,7 +89,7 @@ MUTATIONS = {
         "matrices/test_preconditioners.py",
     ),
     "DoG never takes the first step that it is given": Mutation(
-        "rules/rate_free/dog.py",
+        "rules/rate_free/step_sizes.py",
         "jnp.where(before == 0, self.init_step, self.factor)",
         "jnp.where(squares == 0, self.init_step, self.factor)",
         "rate_free",

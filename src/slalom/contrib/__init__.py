@@ -19,8 +19,12 @@ from .curvature.broyden import (
 from .curvature.ivon import ScaleByIvon as ScaleByIvon, ivon as ivon
 from .curvature.sophia import ScaleBySophia as ScaleBySophia, sophia as sophia
 from .low_memory.adam_mini import ScaleByAdamMini as ScaleByAdamMini, adam_mini as adam_mini
-from .low_memory.apollo import ScaleByApollo as ScaleByApollo, apollo as apollo
-from .low_memory.galore import ScaleByGalore as ScaleByGalore, galore as galore
+from .low_memory.low_rank import (
+    ScaleByApollo as ScaleByApollo,
+    ScaleByGalore as ScaleByGalore,
+    apollo as apollo,
+    galore as galore,
+)
 from .matrices.dion import ScaleByDion as ScaleByDion, dion as dion
 from .matrices.soap_variants import ScaleByKlSoap as ScaleByKlSoap, ScaleBySplus as ScaleBySplus
 from .rate_free.momo import (

@@ -8,12 +8,13 @@ import numpy as np
 from ... import fields, tree
 from ...rules._base import AbstractRule, AbstractTransform, advise_keywords
 from ...rules.adaptive.adam import AbstractAdam, ScaleByAdam
+from ...rules.adaptive.adam_variants import AbstractBelief
 from ...rules.shaping.descent import decay_mask, decayed_descent, where_field
 from ...tree.types import Hyperparameter, WhereLike
 from ...where.resolve import Where
 
 
-class ScaleByAcprop(AbstractAdam):
+class ScaleByAcprop(AbstractBelief):
     """ACProp: divides gradients by the previous estimate of their deviation from a mean.
 
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ
@@ -37,11 +38,6 @@ class ScaleByAcprop(AbstractAdam):
         Methods](https://arxiv.org/abs/2110.05454), 2021"
     """
 
-    eps: fields.Number = fields.hyperparameter(1e-16, within="[0, inf)")
-    eps_root: fields.Number = fields.hyperparameter(1e-16, within="[0, inf)")
-
-    wide_mean: ClassVar[bool] = True
-
     def begin(self, state):
         self.c1, self.c2 = 1 - self.b1, 1 - self.b2
         self.first = state.age == 0
@@ -50,11 +46,8 @@ class ScaleByAcprop(AbstractAdam):
 
     def advance(self, g, leaf):
         # XLA copies the old mean of squares: from the new one it would have lost digits.
-        divisor = tree.root(tree.positive(leaf.nu) * self.nu_scale) + self.eps
-        self.divided = g / jnp.where(self.first, 1, divisor)
-        leaf.mu = self.b1 * leaf.mu + self.c1 * g
-        square = tree.bounded_square(g - leaf.mu)
-        leaf.nu = self.b2 * leaf.nu + (self.c2 * square + self.eps_root)
+        self.divided = g / jnp.where(self.first, 1, self._divisor(leaf.nu))
+        super().advance(g, leaf)
 
     def direction(self, g, leaf):
         return self.divided
@@ -124,13 +117,9 @@ class ScaleByLaprop(AbstractAdam):
     eps: fields.Number = fields.hyperparameter(1e-15, within="[0, inf)")
     mu_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
 
-    def begin(self, state):
-        self._correct_biases(state)
-
     def advance(self, g, leaf):
         leaf.nu = self.b2 * leaf.nu + self.c2 * tree.bounded_square(g)
-        divisor = tree.root(tree.positive(leaf.nu) * self.nu_scale) + self.eps
-        leaf.mu = self.b1 * leaf.mu + self.c1 * (g / divisor)
+        leaf.mu = self.b1 * leaf.mu + self.c1 * (g / self._divisor(leaf.nu))
 
     def direction(self, g, leaf):
         return self.mu_scale * leaf.mu
@@ -205,18 +194,12 @@ class ScaleBySimplifiedAdemamix(AbstractAdam):
     eps_root: fields.Number = fields.hyperparameter(0.0, within="[0, inf)")
     mu_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
 
-    def begin(self, state):
-        age = state.age = tree.increment(state.age)
-        self.c2 = 1 - self.b2
-        self.nu_scale = tree.bias_correction(self.b2, age)
-
     def advance(self, g, leaf):
         leaf.mu = self.b1 * leaf.mu + g
         leaf.nu = self.b2 * leaf.nu + self.c2 * tree.bounded_square(g)
 
     def direction(self, g, leaf):
-        divisor = tree.root(tree.positive(leaf.nu) * self.nu_scale + self.eps_root) + self.eps
-        return (leaf.mu + self.alpha * g) / divisor
+        return (leaf.mu + self.alpha * g) / self._divisor(leaf.nu, self.eps_root)
 
 
 @advise_keywords

@@ -68,18 +68,15 @@ class ScaleByMars(AbstractMoments[ScaleByMarsState]):
         return ScaleByMarsState(**self._fresh_moments(params), previous_gradient=previous)
 
     def begin(self, state):
-        self._correct_biases(state)
+        super().begin(state)
         self.correction = jnp.where(state.age > 1, self.gamma * self.b1 / self.c1, 0)
 
     def advance(self, g, leaf):
-        c = _corrected(g, leaf.previous_gradient, self.correction)
-        leaf.mu = self.b1 * leaf.mu + self.c1 * c
-        leaf.nu = self.b2 * leaf.nu + self.c2 * tree.bounded_square(c)
+        super().advance(_corrected(g, leaf.previous_gradient, self.correction), leaf)
         leaf.previous_gradient = g
 
     def direction(self, g, leaf):
-        divisor = tree.root(tree.positive(leaf.nu) * self.nu_scale) + self.eps
-        return self.mu_scale * leaf.mu / divisor
+        return self._debiased_mean(g, leaf.mu) / self._divisor(leaf.nu)
 
 
 class CorrectByMarsState(eqx.Module):

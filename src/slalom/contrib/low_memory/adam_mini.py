@@ -2,16 +2,15 @@
 
 from typing import Any, ClassVar
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Inexact, Int, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from ... import fields, tree
 from ...rules._base import AbstractTransform, advise_keywords
 from ...rules._layout import block_counts, warn_guessed
-from ...rules.adaptive.adam import AbstractMoments
+from ...rules.adaptive.adam import AbstractMoments, AbstractMomentsState
 from ...rules.momentum.momentum import first_moment
 from ...rules.shaping.descent import decayed_descent
 from ...tree.paths import leaf_paths
@@ -19,11 +18,9 @@ from ...tree.types import Hyperparameter, Params, WhereLike
 from ...where.layout import LayoutLike
 
 
-class ScaleByAdamMiniState(eqx.Module):
+class ScaleByAdamMiniState(AbstractMomentsState):
     """The state of `ScaleByAdamMini`."""
 
-    age: Int[Array, "*leaves"] = fields.per_leaf()
-    mu: PyTree[Inexact[Array, "..."]] = fields.param_like()
     nu: PyTree[Float[Array, "..."]] = fields.per_param(stored="reduced")
     """At each leaf a tuple of the means of squares, with as many axes as the leaf: an entry for
     each block along each axis."""
@@ -85,17 +82,13 @@ class ScaleByAdamMini(AbstractMoments[ScaleByAdamMiniState]):
             nu=jax.tree.map(lambda x: _zeros(x, next(counts)), params),
         )
 
-    def begin(self, state):
-        self._correct_biases(state)
-
     def advance(self, g, leaf):
         (nu,) = leaf.nu
         leaf.mu = self.b1 * leaf.mu + self.c1 * g
         leaf.nu = (self.b2 * nu + self.c2 * tree.bounded(_mean_of_squares(g, nu.shape)),)
 
     def direction(self, g, leaf):
-        root = tree.root(tree.positive(leaf.nu[0]) * self.nu_scale)
-        return _scaled(leaf.mu, self.mu_scale / (root + self.eps))
+        return _scaled(leaf.mu, self.mu_scale / self._divisor(leaf.nu[0]))
 
     def _counts(self, params: Params) -> tuple[tuple[int, ...], ...]:
         """For each leaf the number of blocks along each axis."""

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import fields, tree
 from ...rules._base import AbstractRule, AbstractTransform, Context, State, advise_keywords
+from ...rules.adaptive.adam import AbstractMoments, AbstractMomentsState
 from ...rules.momentum.momentum import first_moment
 from ...rules.rate_free._sums import bounded
 from ...rules.shaping.descent import decay_mask, where_field
@@ -187,13 +188,11 @@ class ScaleByMomo(_AbstractMomo[ScaleByMomoState]):
         return -self._shrunk(self.step_size * leaf.mu)
 
 
-class ScaleByMomoAdamState(_AbstractMomoState):
+class ScaleByMomoAdamState(_AbstractMomoState, AbstractMomentsState):
     """The state of `ScaleByMomoAdam`."""
 
-    nu: PyTree[Inexact[Array, "..."]] = fields.param_like("nonnegative")
 
-
-class ScaleByMomoAdam(_AbstractMomo[ScaleByMomoAdamState]):
+class ScaleByMomoAdam(_AbstractMomo[ScaleByMomoAdamState], AbstractMoments[ScaleByMomoAdamState]):
     """MoMo-Adam: Adam with a step size from the loss and a lower bound on it.
 
         mₜ = β₁·mₜ₋₁ + (1 − β₁)·gₜ, and so the means f̄ₜ of the losses and γₜ of ⟨g, p⟩
@@ -231,35 +230,18 @@ class ScaleByMomoAdam(_AbstractMomo[ScaleByMomoAdamState]):
     mu_dtype: np.dtype | None = fields.dtype_field(kw_only=True)
 
     def init(self, params: Params) -> ScaleByMomoAdamState:
-        return ScaleByMomoAdamState(
-            age=tree.fresh_count(),
-            **self._fresh_numbers(params),
-            mu=first_moment(self, params, "b1"),
-            nu=tree.second_moment(params),
-        )
-
-    def begin(self, state):
-        state.age = tree.increment(state.age)
-        self.c1, self.c2 = 1 - self.b1, 1 - self.b2
-        self.nu_scale = tree.bias_correction(self.b2, state.age)
-
-    def advance(self, g, leaf):
-        leaf.mu = self.b1 * leaf.mu + self.c1 * g
-        leaf.nu = self.b2 * leaf.nu + self.c2 * tree.bounded_square(g)
+        return ScaleByMomoAdamState(**self._fresh_moments(params), **self._fresh_numbers(params))
 
     def reduce(self, g, leaf):
-        return self._products(g, leaf.mu, tree.inner(leaf.mu, self._scaled(leaf.mu, leaf.nu)))
+        scaled = leaf.mu / self._divisor(leaf.nu)
+        return self._products(g, leaf.mu, tree.inner(leaf.mu, scaled))
 
     def finish(self, sums, state):
         factor = tree.bias_correction(self.b1, jnp.max(state.age, initial=1))
         self._find_step_size(sums, state, self.b1, self.c1, factor)
 
     def direction(self, g, leaf):
-        return -self._shrunk(self.step_size * self._scaled(leaf.mu, leaf.nu))
-
-    def _scaled(self, mu: Array, nu: Array) -> Array:
-        """m / D."""
-        return mu / (tree.root(tree.positive(nu) * self.nu_scale) + self.eps)
+        return -self._shrunk(self.step_size * (leaf.mu / self._divisor(leaf.nu)))
 
 
 @advise_keywords

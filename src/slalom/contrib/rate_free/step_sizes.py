@@ -15,7 +15,7 @@ from ...rules.rate_free._sums import (
     bounded,
     larger,
 )
-from ...rules.rate_free.dog import squares
+from ...rules.rate_free.step_sizes import AbstractByDistance
 from ...rules.shaping.descent import ScaleByLearningRate, decayed, where_field
 from ...tree.types import Hyperparameter, Params, Scalar, WhereLike
 from ...where.resolve import Where
@@ -29,7 +29,7 @@ class ScaleByDowgState(eqx.Module):
     init_params: PyTree[Inexact[Array, "..."]] = fields.param_like("copy")
 
 
-class ScaleByDowg(AbstractRule[ScaleByDowgState]):
+class ScaleByDowg(AbstractByDistance[ScaleByDowgState]):
     """DoWG: the squared distance traveled over the root of a weighted sum of squared gradients.
 
         Dₜ = max(Dₜ₋₁, ‖pₜ − p₀‖²),   Vₜ = Vₜ₋₁ + Dₜ·‖gₜ‖²
@@ -54,9 +54,6 @@ class ScaleByDowg(AbstractRule[ScaleByDowgState]):
     init_estim_sq_dist: fields.OptionalNumber = fields.hyperparameter(None, within="(0, inf)")
     eps: fields.Number = fields.hyperparameter(1e-4, within="(0, inf)")
 
-    over: ClassVar[str] = "sums"
-    needs: ClassVar[tuple[str, ...]] = ("params",)
-    keeps_zeros: ClassVar[bool] = True
     metric_fields: ClassVar[tuple[str, ...]] = ("estim_sq_dist",)
 
     def init(self, params: Params) -> ScaleByDowgState:
@@ -65,9 +62,6 @@ class ScaleByDowg(AbstractRule[ScaleByDowgState]):
         now = self.at(Context(step=0))
         first = now.eps if now.init_estim_sq_dist is None else now.init_estim_sq_dist
         return ScaleByDowgState(jnp.array(first, dtype), jnp.zeros((), dtype), tree.copy(params))
-
-    def measure(self, g, leaf):
-        return squares(g, self.p - leaf.init_params)
 
     def finish(self, sums, state):
         distance = state.estim_sq_dist = jnp.maximum(state.estim_sq_dist, bounded(sums["distance"]))

@@ -1,15 +1,15 @@
 """Code shared by Adam and its variants."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import fields, tree
-from ...tree.types import Hyperparameter, Params, WhereLike
-from .._base import AbstractRule, AbstractTransform, State, advise_keywords
-from ..momentum.momentum import first_moment
+from ...tree.types import Hyperparameter, Params, Scalar, WhereLike
+from .._base import AbstractRule, AbstractTransform, advise_keywords
+from ..momentum.momentum import bias_factors, first_moment, with_newest
 from ..shaping.descent import ScaleByLearningRate, decayed_descent
 
 
@@ -25,16 +25,18 @@ class ScaleByAdamState(AbstractMomentsState):
     """The state of `ScaleByAdam` and its variants."""
 
 
-class AbstractDecays:
-    """The fields b1 and b2 of a rule, for type checkers."""
+MomentsState = TypeVar("MomentsState", bound=AbstractMomentsState)
 
+
+class _AbstractMomentsFields:
     # Abstract variables would come first in the signature of a rule.
     b1: fields.Number
     b2: fields.Number
+    eps: fields.Number
 
 
-class AbstractMoments(AbstractRule[State], AbstractDecays):
-    """A rule with a mean of gradients and a mean of squares that both start at zero."""
+class AbstractMoments(AbstractRule[MomentsState], _AbstractMomentsFields):
+    """A rule with the means of Adam: of gradients, and of squares. Both start at zero."""
 
     wide_mean: ClassVar[bool] = False
     """Whether the mean is at least float32 by default, because it is subtracted from gradients."""
@@ -43,27 +45,31 @@ class AbstractMoments(AbstractRule[State], AbstractDecays):
         """The fields of `AbstractMomentsState` before the first step."""
         return {
             "age": tree.fresh_count(),
-            "mu": tree.zeros_like(params, tree.accumulation_dtype)
-            if self.wide_mean
-            else first_moment(self, params, "b1"),
+            "mu": first_moment(self, params, "b1", wide=self.wide_mean),
             "nu": tree.second_moment(params),
         }
+
+    def begin(self, state):
+        self._correct_biases(state)
+
+    def advance(self, g, leaf):
+        leaf.mu = self.b1 * leaf.mu + self.c1 * g
+        leaf.nu = self.b2 * leaf.nu + self.c2 * tree.bounded_square(g)
 
     def _correct_biases(self, state: Any, nesterov: bool = False) -> None:
         """Adds one to `age`, and sets 1 − β₁, 1 − β₂ and the factors of both means."""
         age = state.age = tree.increment(state.age)
         self.c1, self.c2 = 1 - self.b1, 1 - self.b2
-        self.mu_scale, self.g_scale = tree.bias_correction(self.b1, age), None
+        self.mu_scale, self.g_scale = bias_factors(self.b1, age, nesterov)
         self.nu_scale = tree.bias_correction(self.b2, age)
-        if nesterov:
-            self.g_scale = self.c1 * self.mu_scale
-            self.mu_scale = self.b1 * tree.bias_correction(self.b1, tree.increment(age))
 
     def _debiased_mean(self, g: Array, mu: Array) -> Array:
         """m̂ₜ = mₜ / (1 − β₁ᵗ), or with Nesterov β₁·mₜ / (1 − β₁ᵗ⁺¹) + (1 − β₁)·gₜ / (1 − β₁ᵗ)."""
-        if self.g_scale is None:
-            return self.mu_scale * mu
-        return self.mu_scale * mu + self.g_scale * g
+        return with_newest(mu, g, self.mu_scale, self.g_scale)
+
+    def _divisor(self, nu: Array, eps_root: Scalar | float = 0.0) -> Array:
+        """√(v̂ₜ + ε_root) + ε."""
+        return tree.root(tree.positive(nu) * self.nu_scale + eps_root) + self.eps
 
 
 class AbstractAdam(AbstractMoments[ScaleByAdamState]):
@@ -114,13 +120,8 @@ class ScaleByAdam(AbstractAdam):
     def begin(self, state):
         self._correct_biases(state, self.nesterov)
 
-    def advance(self, g, leaf):
-        leaf.mu = self.b1 * leaf.mu + self.c1 * g
-        leaf.nu = self.b2 * leaf.nu + self.c2 * tree.bounded_square(g)
-
     def direction(self, g, leaf):
-        divisor = tree.root(tree.positive(leaf.nu) * self.nu_scale + self.eps_root) + self.eps
-        return self._debiased_mean(g, leaf.mu) / divisor
+        return self._debiased_mean(g, leaf.mu) / self._divisor(leaf.nu, self.eps_root)
 
 
 @advise_keywords
@@ -272,15 +273,5 @@ def nadamw(
     ??? cite "Dozat, Incorporating Nesterov Momentum into Adam, 2016; Loshchilov & Hutter,
         [Decoupled Weight Decay Regularization](https://arxiv.org/abs/1711.05101), 2017"
     """
-    return adamw(
-        learning_rate,
-        b1,
-        b2,
-        eps,
-        eps_root,
-        mu_dtype,
-        weight_decay,
-        decay_where,
-        nesterov=True,
-        independent_decay=independent_decay,
-    )
+    rule = ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nesterov=True)
+    return rule | decayed_descent(learning_rate, weight_decay, decay_where, independent_decay)

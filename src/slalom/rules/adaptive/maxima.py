@@ -154,8 +154,7 @@ class ScaleByAmsgrad(AbstractMoments[ScaleByAmsgradState]):
         self.nu_scale = self.nu_scale if self.bias_correction_nu else one
 
     def advance(self, g, leaf):
-        leaf.mu = self.b1 * leaf.mu + self.c1 * g
-        leaf.nu = self.b2 * leaf.nu + self.c2 * tree.bounded_square(g)
+        super().advance(g, leaf)
         leaf.nu_max = tree.running_maximum(leaf.nu_max, leaf.nu * self.nu_scale)
 
     def direction(self, g, leaf):

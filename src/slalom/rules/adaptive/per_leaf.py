@@ -1,5 +1,6 @@
 """Adam with numbers of whole leaves: NovoGrad, and StableAdamW."""
 
+import dataclasses
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -115,11 +116,16 @@ def novograd(
         Training of Deep Networks](https://arxiv.org/abs/1905.11286), 2019"
     """
     rule = ScaleByNovograd(b1, b2, eps, eps_root, weight_decay, mu_dtype)
-    if decay_where is not None:
-        # The decay enters the momentum, so it cannot be a separate link.
-        others = ScaleByNovograd(b1, b2, eps, eps_root, mu_dtype=mu_dtype)
-        rule = others.partition({as_where(decay_where): rule}, names=("decayed",))
-    return rule | ScaleByLearningRate(learning_rate)
+    # The decay enters the momentum, so it cannot be a separate link.
+    return _with_decay_where(decay_where, rule) | ScaleByLearningRate(learning_rate)
+
+
+def _with_decay_where(decay_where: WhereLike | None, rule: Any) -> AbstractTransform:
+    """The rule, but without weight decay where the selector does not select."""
+    if decay_where is None:
+        return rule
+    others = dataclasses.replace(rule, weight_decay=0.0)
+    return others.partition({as_where(decay_where): rule}, names=("decayed",))
 
 
 class ScaleByStableAdam(AbstractAdam):
@@ -212,8 +218,5 @@ def stable_adamw(
     """
     options = {"mu_dtype": mu_dtype, "clipping_threshold": clipping_threshold}
     rule = ScaleByStableAdam(b1, b2, eps, weight_decay, **options)
-    if decay_where is not None:
-        # The step shortens the decay too, so it cannot be a separate link.
-        others = ScaleByStableAdam(b1, b2, eps, **options)
-        rule = others.partition({as_where(decay_where): rule}, names=("decayed",))
-    return rule | ScaleByLearningRate(learning_rate)
+    # The step shortens the decay too, so it cannot be a separate link.
+    return _with_decay_where(decay_where, rule) | ScaleByLearningRate(learning_rate)

@@ -6,12 +6,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Inexact, Int, PyTree
+from jaxtyping import Array, Inexact, Int, PyTree, Real
 
 from ... import fields, tree
 from ..._core.fields.schedule import AbstractSchedule
 from ...tree.paths import dotted
-from ...tree.types import Hyperparameter, Params, Tracer
+from ...tree.types import Hyperparameter, Params, Scalar, Tracer
 from .._base import AbstractRule, AbstractTransform, advise_keywords, chain
 from ..shaping.descent import ScaleByLearningRate
 
@@ -93,25 +93,37 @@ class Ema(AbstractRule[EmaState]):
 
     def begin(self, state):
         self.c = 1 - self.decay
-        self.from_ema, self.from_g = None, None
-        if self.nesterov:
-            self.from_ema, self.from_g = self.decay, self.c
+        self.from_ema, self.from_g = (self.decay, self.c) if self.nesterov else (None, None)
         if state.age is not None:
             age = state.age = tree.increment(state.age)
-            self.from_ema = tree.bias_correction(self.decay, age)
-            if self.nesterov:
-                self.from_g = self.c * self.from_ema
-                self.from_ema = self.decay * tree.bias_correction(self.decay, tree.increment(age))
+            self.from_ema, self.from_g = bias_factors(self.decay, age, self.nesterov)
 
     def advance(self, g, leaf):
         leaf.ema = self.decay * leaf.ema + self.c * g
 
     def direction(self, g, leaf):
-        if self.from_ema is None:
-            return leaf.ema
-        if self.from_g is None:
-            return leaf.ema * self.from_ema
-        return self.from_ema * leaf.ema + self.from_g * g
+        return with_newest(leaf.ema, g, self.from_ema, self.from_g)
+
+
+def bias_factors(
+    decay: Scalar, age: Int[Array, "*leaves"], nesterov: bool
+) -> tuple[Real[Array, "*leaves"], Real[Array, "*leaves"] | None]:
+    """The factors of a mean and of the newest gradient that correct the bias of the mean.
+
+    With Nesterov momentum of the next mean, as if the same gradient came again. Without, the mean
+    alone has a factor.
+    """
+    factor = tree.bias_correction(decay, age)
+    if not nesterov:
+        return factor, None
+    return decay * tree.bias_correction(decay, tree.increment(age)), (1 - decay) * factor
+
+
+def with_newest(mean: Array, g: Array, from_mean: Any, from_g: Any) -> Array:
+    """The mean and the newest gradient, with their factors. A factor `None` is left out."""
+    if from_mean is None:
+        return mean
+    return from_mean * mean if from_g is None else from_mean * mean + from_g * g
 
 
 def first_moment(
@@ -131,7 +143,7 @@ def first_moment(
 
     **Raises:** a `ValueError` if the decay is known, and too slow for the dtype.
     """
-    chosen = getattr(rule, dtype)
+    chosen = getattr(rule, dtype, None)
     if wide and chosen is None:
         return tree.zeros_like(params, tree.accumulation_dtype)
     mean = tree.first_moment(params, chosen)

@@ -2,40 +2,34 @@
 
 from typing import Any, ClassVar
 
-import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, PyTree
 
 from ... import fields, tree
 from ...tree.types import Params, Scalar
 from ...where.resolve import Where
-from .._base import AbstractRule, Context, State
-from ..momentum.momentum import first_moment
+from .._base import Context
+from ..adaptive.adam import AbstractMoments, AbstractMomentsState, MomentsState
 from ..shaping.descent import decay_mask
 
 
-class AbstractEstimatingState(eqx.Module):
+class AbstractEstimatingState(AbstractMomentsState):
     """The state of Adam with an estimate of the learning rate."""
 
-    age: Int[Array, "*leaves"] = fields.per_leaf()
     estim_lr: Float[Array, ""] = fields.until_reset()
     numerator_weighted: Float[Array, ""] = fields.until_reset()
-    mu: PyTree[Inexact[Array, "..."]] = fields.param_like()
-    nu: PyTree[Inexact[Array, "..."]] = fields.param_like("nonnegative")
     grad_sum: PyTree[Inexact[Array, "..."]] = fields.param_like("exact")
 
 
 class _AbstractEstimatingFields:
     # Abstract variables would come first in the signature of a rule.
     learning_rate: fields.Number
-    b1: fields.Number
-    b2: fields.Number
     estim_lr0: fields.Number
     bias_correction: bool
     decay_where: Where | None
 
 
-class AbstractEstimatingAdam(AbstractRule[State], _AbstractEstimatingFields):
+class AbstractEstimatingAdam(AbstractMoments[MomentsState], _AbstractEstimatingFields):
     """Adam with an estimate d of the learning rate, the `estim_lr` of its state: the last link of
     a chain."""
 
@@ -49,11 +43,9 @@ class AbstractEstimatingAdam(AbstractRule[State], _AbstractEstimatingFields):
         """The fields of `AbstractEstimatingState` at first."""
         first, dtype = self.at(Context(step=0)).estim_lr0, tree.sum_dtype(params)
         return {
-            "age": tree.fresh_count(),
+            **self._fresh_moments(params),
             "estim_lr": jnp.array(first, dtype),
             "numerator_weighted": jnp.zeros((), dtype),
-            "mu": first_moment(self, params, "b1"),
-            "nu": tree.second_moment(params),
             "grad_sum": tree.zeros_like(params, tree.accumulation_dtype),
         }
 

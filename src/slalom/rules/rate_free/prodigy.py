@@ -89,9 +89,7 @@ class ScaleByProdigy(AbstractEstimatingAdam[ScaleByProdigyState]):
         self.weight = self.size * (state.estim_lr if self.safeguard_warmup else self.rate)
 
     def advance(self, g, leaf):
-        in_units = self.size * g
-        leaf.mu = self.b1 * leaf.mu + self.c1 * in_units
-        leaf.nu = self.b2 * leaf.nu + self.c2 * tree.bounded_square(in_units)
+        super().advance(self.size * g, leaf)
         leaf.grad_sum = self.b3 * leaf.grad_sum + self.weight * g
 
     def reduce(self, g, leaf):

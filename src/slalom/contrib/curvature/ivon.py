@@ -1,7 +1,6 @@
 """IVON: a Gaussian posterior of the parameters at the cost of Adam."""
 
 import dataclasses
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -87,11 +86,7 @@ class ScaleByIvon(AbstractKeyed, AbstractTransform[ScaleByIvonState]):
             key=self._fresh_key_data(),
             age=tree.fresh_count(),
             mu=tree.first_moment(params),
-            precision=tree.map_leaves(
-                lambda now, s: s + now.first,
-                (tree.second_moment(params),),
-                SimpleNamespace(first=now.hessian_init + now.weight_decay),
-            ),
+            precision=tree.second_moment(params, value=now.hessian_init + now.weight_decay),
         )
 
     def ask(self, here: Part, loss: Loss) -> Loss:

@@ -335,7 +335,7 @@ def count_at(count: object, step: Any) -> Any:
     return jnp.maximum(jnp.round(call_schedule(count, count, step)).astype(jnp.int32), 1)
 
 
-def check_schedule_value(schedule: object, value: Any, step: Step) -> Any:
+def check_schedule_value(schedule: object, value: Any, step: Any) -> Any:
     """Raises an error unless the value is one real number, or one for each of several runs."""
     kind = jnp.result_type(value) if isinstance(value, _NUMBERS) else type(value).__name__
     must = "it returns" if isinstance(schedule, str) else "a schedule returns"

@@ -304,6 +304,5 @@ def _sums(terms: list[tuple[_SavedAverage, float]], like: dict[str, Any]) -> dic
                         f"has {np.shape(leaf)}."
                     )
                 wide = np.complex128 if np.iscomplexobj(value) else np.float64
-                term = weight * value.astype(wide)
-                sums[average.param] = sums.get(average.param, 0) + term
+                sums[average.param] = sums.get(average.param, 0) + weight * value.astype(wide)
     return sums

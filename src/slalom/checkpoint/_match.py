@@ -240,8 +240,7 @@ class _Comparison:
             for j, (slot, names) in enumerate(theirs.pairs):
                 if j in matched.used or kept or slot.rule == Store.__name__:
                     self.used.update(jax.tree.leaves(names))
-        sides = program.values()
-        return {name for side in sides for x in side.leaves for name in jax.tree.leaves(x)}
+        return {*jax.tree.leaves([side.leaves for side in program.values()])}
 
     def _compare_rules(self, ours: Side, after: Side, matched: Match) -> None:
         theirs = matched.values | matched.misfits

@@ -54,11 +54,10 @@ def required_keywords(update: Function) -> tuple[str, ...]:
 
 def injected(update: Function) -> dict[str, float]:
     """The numbers of `optax.inject_hyperparams` that its state holds, with their initial values."""
-    cells = _cells(update)
     if not _own_name(update).startswith("inject_hyperparams."):
         return {}
     # Only the function that initializes the state knows the initial values.
-    numbers = cells.get("numeric_hps", {}).items()
+    numbers = _cells(update).get("numeric_hps", {}).items()
     # An int may be a count, such as the length of a history.
     kinds = {k: getattr(getattr(x, "dtype", None), "kind", "") for k, x in numbers}
     return {k: x for k, x in numbers if isinstance(x, float) or kinds[k] == "f"}

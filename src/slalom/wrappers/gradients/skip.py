@@ -17,9 +17,6 @@ from ..._core.text.messages import call, uncalled
 from ..._core.text.printing import Infix, as_module
 from ...tree.types import Params, Updates, is_function
 
-RESERVED = ("mini_step", "gradient_step")
-"""The metrics of `EveryK`, whose names conditions must not use."""
-
 
 class AbstractSkip(AbstractDeclared):
     """A condition under which `tx.every_k(k, skip=...)` skips a mini-batch.
@@ -178,7 +175,7 @@ def evaluate_skip(
     for name, x in report.items():
         if not isinstance(name, str) or not describe(x).endswith(" scalar"):
             raise TypeError(f"{must}{describe(x)} under {name!r}.")
-        if name in RESERVED:
+        if name in ("mini_step", "gradient_step"):
             raise ValueError(
                 f"{condition!r} reports '{name}', which every_k reports itself. Use another name."
             )

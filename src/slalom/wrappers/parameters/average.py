@@ -89,7 +89,7 @@ class Average(AbstractWrapper[AverageState], AbstractParameterWriter[AverageStat
             average, age = take_in(state.average, state.age)
         else:
             average, age = jax.lax.cond(
-                wrote, take_in, lambda average, age: (average, age), state.average, state.age
+                wrote, take_in, lambda *same: same, state.average, state.age
             )
         return result, AverageState(inner, age, average)
 

@@ -200,10 +200,9 @@ def lookahead(
 ) -> Outer:
     """Lookahead, with a slow step size in [0, 1]."""
     slow = ScaleByLearningRate(slow_step_size)
-    size = slow.learning_rate
-    if isinstance(size, float) and not 0 <= size <= 1:
+    if not _is_lookahead(slow):
         raise ValueError(
-            f"`slow_step_size` of `.lookahead` must be in [0, 1], got {size}. For other steps, use "
-            "`.outer`."
+            f"`slow_step_size` of `.lookahead` must be in [0, 1], got {slow.learning_rate}. For "
+            "other steps, use `.outer`."
         )
     return Outer(inner, slow, sync_period, reset_state)

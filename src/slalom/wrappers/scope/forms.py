@@ -105,10 +105,8 @@ class Flatten(AbstractWrapper[FlattenState]):
         joined = self._join(updates, buffers) if until else None
         full = write.full(params)
         seen = full if full is None or not until else self._join(full, buffers)
-        inside = context
-        if full is None:
-            inside = context.replace(value_fn=None, grad_fn=None, sampled_grad_fn=None)
-        inside = inside.in_form(
+        # Without parameters, no link evaluates a function of them.
+        inside = context.in_form(
             lambda whole: self._join(whole, buffers),
             lambda joined: self._split(joined, full, buffers),
         )

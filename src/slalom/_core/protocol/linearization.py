@@ -39,8 +39,10 @@ class Local(NamedTuple):
 class AbstractBlock(eqx.Module):
     """A part of a loss: a map from one example to outputs, and a loss of these outputs."""
 
-    rows: eqx.AbstractVar[PyTree]
+    rows: PyTree
     """The data, with a leading axis of examples. `None` if the block is not a map over them."""
+    shared: PyTree
+    """The data that all examples have, with `None` in the places of the others."""
 
     centred: ClassVar[bool] = False
     """Whether the mean over the examples is subtracted from the Jacobian."""
@@ -312,8 +314,7 @@ class Linearization:
                 return jnp.where(inside[:, None], part[at], 0)
 
             rows = jax.tree.map(lambda x: replicated(x)[at], block.rows)
-            _, jacobian = self._differentiated(block, rows)
-            jacobian = self._at_free(jacobian)
+            jacobian = self._at_free(self._differentiated(block, rows)[1])
             if mean is not None:
                 jacobian = jacobian - mean[None]
             jacobian = _multiplied(local.factors[at], jacobian)

@@ -298,8 +298,6 @@ LOSSES = {
 class _Squares(AbstractBlock):
     """w·Σ ω·|r|² / n, with outputs r / √entries of one example."""
 
-    rows: PyTree
-    shared: PyTree
     term: _Term
     example_weights: Float[Array, " examples"] | None
     robust: tuple[str, Float[Array, ""]] | None

@@ -179,8 +179,6 @@ class OutputLoss(AbstractCurvatureLoss):
 class _OutputBlock(AbstractBlock):
     """The mean of ℓ(F(w, x), y)."""
 
-    rows: PyTree
-    shared: PyTree
     loss: OutputLoss
     num_inputs: int = eqx.field(static=True)
 
@@ -295,8 +293,6 @@ class VariationalEnergy(AbstractCurvatureLoss):
 
 
 class _Scores(AbstractBlock):
-    rows: PyTree
-    shared: PyTree
     energies: Inexact[Array, " samples"]
     log_psi: Callable[..., Any]
 

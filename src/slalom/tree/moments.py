@@ -1,5 +1,7 @@
 """Running means and maxima: ages, decays and the correction of biases."""
 
+from typing import Any
+
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Real
 
@@ -23,6 +25,27 @@ def bias_correction(decay: Scalar, age: Int[Array, "*leaves"]) -> Real[Array, "*
     # The division comes last: XLA computes it once, and repeats any operation after it for every
     # leaf.
     return 1 / jnp.where(age == 1, 1 - decay, later)
+
+
+def bias_factors(
+    decay: Scalar, age: Int[Array, "*leaves"], nesterov: bool
+) -> tuple[Real[Array, "*leaves"], Real[Array, "*leaves"] | None]:
+    """The factors of a mean and of the newest gradient that correct the bias of the mean.
+
+    With Nesterov momentum it is the next mean, as if the same gradient came again: β·mₜ / (1 −
+    βᵗ⁺¹) + (1 − β)·gₜ / (1 − βᵗ). Without, the mean alone has a factor: mₜ / (1 − βᵗ).
+    """
+    factor = bias_correction(decay, age)
+    if not nesterov:
+        return factor, None
+    return decay * bias_correction(decay, increment(age)), (1 - decay) * factor
+
+
+def with_newest(mean: Array, g: Array, from_mean: Any, from_g: Any) -> Array:
+    """The mean and the newest gradient, with their factors. A factor `None` is left out."""
+    if from_mean is None:
+        return mean
+    return from_mean * mean if from_g is None else from_mean * mean + from_g * g
 
 
 def log_of_decay(decay: Scalar) -> Scalar:

@@ -71,7 +71,7 @@ def advance(
     of the new state and count.
     """
     warn_of_capture(opt, (model.leaves, grads))
-    transform, state, count, params = opt.transform, opt.state, opt.arrays.count, model.params
+    (transform, state, count), params = map(unpack, opt.arrays), model.params
     check_one_run(count, f"opt.{'step' if write is ADD else 'update'}(model, grads)")
     check_bound(params, opt.binding.params)
     per_example = gathered is None and first_link(transform).per_example
@@ -204,8 +204,8 @@ def _context(
     extra = {name: keywords.pop(name) for name in list(keywords) if name not in known}
     context = Context(**of_step, **keywords, extra=extra)
 
-    lacking, absent = absent_inputs(transform, lambda n: n == "params" or context.has(n))
-    if lacking:
+    if not all(name == "params" or context.has(name) for name in declared):
+        lacking, absent = absent_inputs(transform, lambda n: n == "params" or context.has(n))
         who = series((f"{type(x.module).__name__} ('{x.name}')" for x in lacking), "and")
         raise TypeError(missing(who, *absent, in_training_step=in_training_step))
     for name in (*extra, *functions):

@@ -33,7 +33,8 @@ def train_step(inputs: TrainingInputs) -> tuple[list[Array], PyTree]:
     of the step in a tuple, with nothing to check after it."""
     opt, options = inputs.opt, inputs.options
     model = at = split(inputs.model, opt.binding.trainable)
-    loss = loss_of(opt.transform, opt.state, Context(step=opt.arrays.count), model.params)
+    transform, state, count = map(unpack, opt.arrays)
+    loss = loss_of(transform, state, Context(step=count), model.params)
     options.check_loss(loss)
     if "sampled parameters" in loss.askers:
         drawn = sampled_params(loss, model.params)
@@ -53,7 +54,7 @@ def train_step(inputs: TrainingInputs) -> tuple[list[Array], PyTree]:
     elif "single examples" in loss.askers:
         gradient = _per_example_gradient(batch_loss, loss.askers["single examples"][0])
     elif options.reuse_linesearch:
-        gradient = _recalled_gradient(batch_loss, loss, opt.transform)
+        gradient = _recalled_gradient(batch_loss, loss, transform)
     elif source is not None and options.microbatches is None:
         # From the Jacobian of the residuals, which the rules need in any case.
         residuals, value, grads = linearized(source, inputs, at, loss)
@@ -65,12 +66,12 @@ def train_step(inputs: TrainingInputs) -> tuple[list[Array], PyTree]:
     entries = _context_entries(gradient, batch_loss, loss)
     if source is not None:
         entries.setdefault("residuals", source.on(*inputs.args, **inputs.kwargs))
-    params, state = advance(
+    params, new_state = advance(
         opt, model, gradient.grads, entries, gathered=gradient.gathered, in_training_step=True
     )
     others = (*(result.weight,) * options.has_weight, *(result.aux,) * options.has_aux)
     returned = (result.loss, *others) if others else result.loss
-    return jax.tree.leaves(params) + state, ((returned,), [])
+    return jax.tree.leaves(params) + new_state, ((returned,), [])
 
 
 def _context_entries(gradient: "Gradient", batch_loss: BatchLoss, loss: Loss) -> dict[str, Any]:

@@ -6,12 +6,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Inexact, Int, PyTree, Real
+from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import fields, tree
 from ..._core.fields.schedule import AbstractSchedule
+from ...tree.moments import bias_factors, with_newest
 from ...tree.paths import dotted
-from ...tree.types import Hyperparameter, Params, Scalar, Tracer
+from ...tree.types import Hyperparameter, Params, Tracer
 from .._base import AbstractRule, AbstractTransform, advise_keywords, chain
 from ..shaping.descent import ScaleByLearningRate
 
@@ -103,27 +104,6 @@ class Ema(AbstractRule[EmaState]):
 
     def direction(self, g, leaf):
         return with_newest(leaf.ema, g, self.from_ema, self.from_g)
-
-
-def bias_factors(
-    decay: Scalar, age: Int[Array, "*leaves"], nesterov: bool
-) -> tuple[Real[Array, "*leaves"], Real[Array, "*leaves"] | None]:
-    """The factors of a mean and of the newest gradient that correct the bias of the mean.
-
-    With Nesterov momentum of the next mean, as if the same gradient came again. Without, the mean
-    alone has a factor.
-    """
-    factor = tree.bias_correction(decay, age)
-    if not nesterov:
-        return factor, None
-    return decay * tree.bias_correction(decay, tree.increment(age)), (1 - decay) * factor
-
-
-def with_newest(mean: Array, g: Array, from_mean: Any, from_g: Any) -> Array:
-    """The mean and the newest gradient, with their factors. A factor `None` is left out."""
-    if from_mean is None:
-        return mean
-    return from_mean * mean if from_g is None else from_mean * mean + from_g * g
 
 
 def first_moment(

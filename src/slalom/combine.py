@@ -93,7 +93,13 @@ def _as_weights(weights: object) -> Any:
             "Fixed.weights must be numbers in the order of the terms, such as `[1.0, 0.1]`, got a "
             "dict."
         )
-    return jnp.asarray(weights, tree.canonical_float())
+    try:
+        return jnp.asarray(weights, tree.canonical_float())
+    except (TypeError, ValueError):
+        raise TypeError(
+            "Fixed.weights must be numbers in the order of the terms, such as `[1.0, 0.1]`, got "
+            f"{weights!r}."
+        ) from None
 
 
 class Fixed(AbstractCombination):

@@ -269,13 +269,6 @@ TYPES = {
     "NoneType.": lambda: step(value_fn=lambda x: None),
     "The `value_fn` passed to ScaleByZoomLinesearch must return a real floating-point number, got "
     "dtype complex64.": lambda: step(value_fn=lambda x: jnp.sum(x).astype(jnp.complex64)),
-    "ScaleByZoomLinesearch.max_linesearch_steps must be an int, got True of type bool.": (
-        lambda: sl.ScaleByZoomLinesearch(True)
-    ),
-    "ScaleByBacktrackingLinesearch.max_backtracking_steps must be an int, got 2.5 of type "
-    "float.": lambda: sl.ScaleByBacktrackingLinesearch(2.5),
-    "ScaleByZoomLinesearch.tol must be a real number, a 0-d array or a schedule, got None of type "
-    "NoneType.": lambda: sl.ScaleByZoomLinesearch(9, tol=None),
     NONE_KEPT.format("ScaleByBacktrackingLinesearch"): lambda: reused(BACKTRACKING),
     NONE_KEPT.format("Mask"): (
         lambda: reused(sl.sgd(1.0) | sl.ScaleByZoomLinesearch(9).mask(sl.where.everything()))
@@ -298,10 +291,6 @@ VALUES = {
     "shape (3,). Average it over the batch, for example with `jnp.mean`.": (
         lambda: step(value_fn=lambda x: x**2)
     ),
-    "ScaleByZoomLinesearch.initial_guess_strategy must be 'keep' or 'one', got 'two'.": (
-        lambda: sl.ScaleByZoomLinesearch(9, initial_guess_strategy="two")
-    ),
-    "ScaleByLbfgs.memory_size must be at least 1, got 0.": lambda: sl.lbfgs(memory_size=0),
     "`reuse_linesearch=True` reuses the loss and the gradient of the previous step, so there is no "
     "`aux` to return. Remove `has_aux`.": lambda: sl.train_step(
         loss_fn, reuse_linesearch=True, has_aux=True

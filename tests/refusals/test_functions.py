@@ -1,7 +1,8 @@
 """Functions of the user that take other arguments or return something else."""
 
-from functools import partial
+from functools import partial, wraps
 
+import jax
 import jax.numpy as jnp
 
 import slalom as sl
@@ -10,6 +11,7 @@ from .messages import bound, params, refused, total
 
 X = jnp.ones((4, 3))
 SGD, SOPHIA = sl.sgd(0.1), sl.contrib.sophia(0.1, estimator="gauss_newton_bartlett")
+ROLLING, MESH = sl.checkpoint.Rolling("run"), "`jax.make_mesh((8,), ('data',))`"
 train, minimize = partial(sl.train_step, total), partial(sl.minimize, total, SGD, max_steps=3)
 
 
@@ -61,6 +63,14 @@ def test_functions_of_other_arguments_and_results_are_named():
             calls[i](lambda *arguments, result=result: result)
 
 
+def test_decorators_may_take_other_arguments_than_their_functions():
+    loss = wraps(lambda model, x: 0.0)(lambda model, x, y: total(model) * x * y)
+    for same in (loss, jax.jit(loss), jax.checkpoint(loss)):
+        assert sl.train_step(same)(params(), bound(), 1.0, 2.0)[2] == 16
+    assert sl.train_step(partial(loss, y=2.0))(params(), bound(), 1.0)[2] == 16
+    bound(sl.sgd(wraps(loss)(lambda n: 0.1)))
+
+
 def test_what_is_no_function_or_no_float_or_missing_is_named():
     for make, culprit, remedy in [
         (sl.Stateless, "Stateless.fn … got 3 of type int", "a function"),
@@ -68,7 +78,18 @@ def test_what_is_no_function_or_no_float_or_missing_is_named():
         (lambda x: sl.map_params(x, 0), "map_params.function … type int", "a function of (leaf"),
         (lambda x: SGD.combine(sl.combine.UPGrad(), x), "Combine.terms … got 3", '("a", "b")'),
         (lambda x: sl.schedules.join(x, x), "join.schedules … got 3", "`sl.schedules.join([first"),
-        (bound().shard_state, "got 3 of type int", "`jax.make_mesh((8,), ('data',))`"),
+        (bound().shard_state, "got 3 of type int", MESH),
+        (lambda x: sl.plan(SGD, X, x), "`sl.plan` … got 3", MESH),
+        (lambda x: bound(hyperparam_dtype=x), "`hyperparam_dtype` … got 3", "a floating dtype"),
+        (sl.checkpoint.Rolling, "`directory` … got 3", "a path"),
+        (lambda x: ROLLING.save(x / 2, model=X), "`step` … got 1.5 of type float", "an int"),
+        (lambda x: sl.checkpoint.to_dict(opt=SGD), "`opt` … a transform", "`sl.Optimizer(tx, m"),
+        (lambda x: sl.projections.sphere(x / 2), "sphere.axis … got 1.5 of type float", "an int"),
+        (sl.Monitor, "Monitor … got 3", "`{'norm': sl.tree.global_norm}`"),
+        (lambda x: sl.Monitor({x: total}), "The name of a measure … got 3", "a string"),
+        (lambda x: sl.combine.Fixed("ab"), "Fixed.weights … got 'ab'", "`[1.0, 0.1]`"),
+        (lambda x: sl.periodic_update(X, X, x, "n"), "`update_period` … got 'n'", "an int"),
+        (lambda x: sl.contrib.layerwise_decay(X, 0.5, layers=x), "`layers` … got 3", "selectors"),
     ]:
         with refused(TypeError, culprit, remedy):
             make(3)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from .._core.text.messages import warn
+from .._core.text.messages import check_int, warn
 from .._loop.binding.optimizer import Optimizer
 from ..tree.types import PyTree
 from ._file import File
@@ -60,8 +60,10 @@ class Rolling:
         - `keep`: the number of checkpoints to keep, at least 1; `None` keeps all of them.
         - `background`: whether to write files while training goes on, as for `save`.
         """
-        if keep is not None and operator.index(keep) < 1:
-            raise ValueError(f"`keep` must be at least 1, got {keep}.")
+        if not isinstance(directory, str | os.PathLike):
+            raise TypeError(f"`directory` must be a path, got {directory!r}.")
+        if keep is not None:
+            check_int("`keep`", _as_int(keep), 1, " or None")
         self.directory = Path(os.path.abspath(directory))
         self.keep = keep
         self.background = background
@@ -90,9 +92,8 @@ class Rolling:
         compared with its checksums. It warns of one that cannot be removed.
         """
         trees = trees_of(model, opt, more)
-        step = _count(opt) if step is None else operator.index(step)
-        if step < 0:
-            raise ValueError(f"`step` must be at least 0, got {step}.")
+        step = _count(opt) if step is None else _as_int(step)
+        check_int("`step`", step, 0)
         later = [n for n in self.steps if n > step]
         if later:
             warn(
@@ -192,6 +193,14 @@ class Rolling:
 
 _UNREADABLE = (DamagedError, NewerVersionError, OSError)
 """The errors of a file that this program cannot read, while it may be able to read an older one."""
+
+
+def _as_int(number: Any) -> int:
+    """An integer of any kind as an int. Anything else is returned as is, for a check."""
+    try:
+        return operator.index(number)
+    except TypeError:
+        return number
 
 
 def _checked(path: Path) -> Path:

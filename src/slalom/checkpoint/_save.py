@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from .._core.protocol.transform import AbstractTransform
 from .._core.text.messages import PACKAGE, advise_positions
 from .._loop.binding.optimizer import Optimizer
 from .._loop.binding.stepping import check_readable
@@ -220,6 +221,12 @@ def trees_of(model: PyTree, opt: PyTree, more: Mapping[str, PyTree]) -> dict[str
     """The trees that were passed, by keyword."""
     trees = {"model": model, "opt": opt, **more}
     trees = {name: x for name, x in trees.items() if x is not None}
+    if isinstance(opt, AbstractTransform):
+        raise TypeError(
+            "`opt` must be an optimizer, got a transform, which has no state. Pass what "
+            "`sl.Optimizer(tx, model)` returned, or the state under a name of your own: "
+            "`state=state`."
+        )
     for name in trees:
         if name in _RESERVED:
             raise TypeError(f"'{name}' names an option. Choose another name for this tree.")

@@ -261,7 +261,7 @@ def from_optax(
             "`sl.interop.from_optax` takes an `optax.GradientTransformation`, such as "
             f"`optax.adam(1e-3)`, got {gt!r}.{advice}"
         )
-    if isinstance(needs, str):
+    if isinstance(needs, str) or not isinstance(needs, Iterable):
         raise TypeError(f"`needs` must be a tuple of names: `needs=({needs!r},)`.")
     if "lookahead(" in f"{name_of(gt.update)}(":
         raise ValueError(

@@ -1,6 +1,5 @@
 """A transform as one of Optax."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from .._core.fields.hyperparams import bind_numbers
 from .._core.protocol.loss import loss_of
 from .._core.protocol.parts import transforms
 from .._core.protocol.transform import AbstractTransform, require_transform
+from .._core.text.calls import signature_of
 from .._loop.binding.binding import bind_to_model
 from .._loop.binding.model import split
 from .._loop.binding.optimizer import Optimizer
@@ -199,10 +199,8 @@ def _keywords(state: ToOptaxState, params: PyTree, extra_args: Mapping[str, Any]
 
 def _with_arguments(value_fn: Callable[..., Any], keywords: dict[str, Any]) -> Callable[..., Any]:
     """The loss as a function of the parameters alone, given those keywords that it takes."""
-    try:
-        takes = [*inspect.signature(value_fn).parameters][1:]
-    except (TypeError, ValueError):  # written in C, or with a signature of its own kind
-        return value_fn
+    signature = signature_of(value_fn, named=True)
+    takes = [] if signature is None else [*signature.parameters][1:]
     arguments = {name: keywords[name] for name in takes if name in keywords}
     # As a tree, so that other data do not recompile the update.
     return jax.tree_util.Partial(value_fn, **arguments) if arguments else value_fn

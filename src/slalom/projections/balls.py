@@ -4,12 +4,12 @@ import math
 from types import SimpleNamespace
 from typing import ClassVar
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from .. import fields, tree
+from .._core.fields.declare import checked_field
 from .._core.text.printing import code
 from ..tree.paths import dotted
 from ..tree.types import PyTree, Scalar
@@ -120,6 +120,11 @@ class l2_sphere(AbstractProjection):
         return tree.map_leaves(lambda now, u, x: u - now.share * x, (u, unit), now)
 
 
+def _check_axis(name: str, axis: object) -> None:
+    if not isinstance(axis, int) or isinstance(axis, bool):
+        raise TypeError(f"{name} must be an int, got {axis!r} of type {type(axis).__name__}.")
+
+
 class sphere(AbstractProjection):
     """The projection of each leaf onto the unit sphere: p = x/‖x‖.
 
@@ -141,7 +146,7 @@ class sphere(AbstractProjection):
 
     is_convex: ClassVar[bool] = False
 
-    axis: int | None = eqx.field(default=None, static=True)
+    axis: int | None = checked_field(_check_axis, None)
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
 

@@ -1,7 +1,5 @@
 """Transforms that run on a condition: where gradients are finite, or where a function says so."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -274,12 +272,14 @@ def test_a_transform_that_would_climb_and_bad_options_are_refused():
     ):
         sl.Optimizer(tx, MODEL)
 
-    for name, given, message in BAD_OPTIONS:
-        make = functools.partial(sl.wrappers.When, condition=odd)
-        make = make if name == "otherwise" else sl.wrappers.IfFinite
+    for name, given, message in [
+        ("max_consecutive_errors", -1, "at least 0, got -1."),
+        ("on_limit", "ignore", "'accept', 'skip' or 'raise', got 'ignore'."),
+        ("check", "updates", "'grads' or 'both', got 'updates'."),
+    ]:
         with pytest.raises(ValueError) as error:  # noqa: PT011  the whole text is compared
-            make(sl.adam(0.1), **{name: given})
-        assert str(error.value) == message
+            sl.adam(0.1).if_finite(**{name: given})
+        assert str(error.value) == f"IfFinite.{name} must be {message}"
 
 
 ONE_BOOL = (
@@ -306,12 +306,3 @@ def test_a_condition_that_is_no_bool_is_refused(returns, message):
     with pytest.raises(TypeError) as error:
         sl.Optimizer(sl.Trace(0.9).when(condition), MODEL).step(MODEL, at(GRADS, 0))
     assert str(error.value) == f"The condition condition of `.when` {message}"
-
-
-NUMBER, LIMIT, CHECK = "max_consecutive_errors", "on_limit", "check"
-BAD_OPTIONS = (
-    (NUMBER, -1, "IfFinite.max_consecutive_errors must be at least 0, got -1."),
-    (LIMIT, "ignore", "IfFinite.on_limit must be 'accept', 'skip' or 'raise', got 'ignore'."),
-    (CHECK, "updates", "IfFinite.check must be 'grads' or 'both', got 'updates'."),
-    ("otherwise", "skip", "When.otherwise must be 'pass' or 'zero', got 'skip'."),
-)

@@ -154,13 +154,12 @@ REFUSED = [
     (lambda: ADAM.lookahead(0, 0.5), "Outer.every must be at least 1, got 0."),
     (lambda: ADAM.lookahead(2, 1.5), f"`slow_step_size` of `.lookahead` {RANGE}"),
     (lambda: ADAM.average(1.0), "Average.decay must be in [0, 1), got 1.0."),
-    (lambda: ADAM.outer(sl.sgd(0.5), 2.5), "Outer.every must be an int, got 2.5 of type float."),
 ]
 
 
 @pytest.mark.parametrize(("make", "message"), REFUSED)
 def test_bad_input_is_refused_by_name(make, message):
-    with pytest.raises(TypeError if "an int" in message else ValueError) as caught:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  the whole text is compared
         make()
     assert str(caught.value) == message
 

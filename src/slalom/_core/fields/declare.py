@@ -306,6 +306,11 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def check_dtype(name: str, dtype: object) -> None:
+    """Raises an error for anything but a floating dtype or its name."""
+    _check_dtype(name, _as_dtype(dtype))
+
+
 def _check_dtype(name: str, dtype: object) -> None:
     if not isinstance(dtype, np.dtype) or not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(f"{name} must be a floating dtype, got {code(dtype)}.")

@@ -18,8 +18,10 @@ from ..protocol.context import Context
 from ..protocol.parts import CHECK, AbstractDeclared, Part, parts
 from ..protocol.transform import AbstractTransform
 from ..text import notebook
-from ..text.messages import call, renamed
+from ..text.calls import call
+from ..text.messages import renamed
 from ..text.printing import shortest
+from .declare import check_dtype
 from .schedule import AbstractSchedule, AbstractStatefulSchedule, hyperparameter_fields, read_number
 
 
@@ -274,8 +276,8 @@ def bound(transform: AbstractTransform[Any], dtype: Any | None) -> AbstractTrans
 
     Modules check their fields when they are created, but `eqx.tree_at` bypasses these checks.
     """
-    if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
-        raise TypeError(f"`hyperparam_dtype` must be a floating dtype, got {dtype!r}.")
+    if dtype is not None:
+        check_dtype("`hyperparam_dtype`", dtype)
     for old in _declared(transform):
         AbstractDeclared.__check_init__(old)
     result = bind_numbers(transform, dtype)

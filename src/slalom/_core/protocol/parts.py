@@ -20,7 +20,8 @@ from ...tree.types import Params, PyTree
 from ...where.resolve import Where
 from ..engine.encoded import blockwise, decoded, encoded_again, has_encoded
 from ..engine.manual_axes import refuse_parts
-from ..text.messages import check_bool, check_function, check_keywords
+from ..text.calls import check_function
+from ..text.messages import check_bool, check_keywords
 from ..text.printing import AbstractPrinted
 from .context import Context
 from .writer import Writer
@@ -171,7 +172,7 @@ class AbstractDeclared(AbstractPrinted):
             optional = field.default is None and value is None
             if check is not None and not optional:
                 check(f"{type(self).__name__}.{field.name}", value)
-            if check is None and get_origin(field.type) is Callable:
+            if check is None and not optional and get_origin(field.type) is Callable:
                 check_function(f"{type(self).__name__}.{field.name}", value)
             if field.type is bool and field.metadata.get("static", False):
                 check_bool(f"{type(self).__name__}.{field.name}", value)

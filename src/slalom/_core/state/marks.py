@@ -11,7 +11,7 @@ from ...tree.paths import children_of
 from ...tree.types import PyTree
 from ...where.masks import MARK
 from ..engine.encoded import is_encoded
-from ..text.messages import call, check_function
+from ..text.calls import call, check_function
 
 PARAM_LIKE, PER_PARAM, PER_LEAF = "param_like", "per_param", "per_leaf"
 SPREAD, UNTIL_RESET = "spread", "until_reset"

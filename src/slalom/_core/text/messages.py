@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import jax
 import numpy as np
 
-from ...tree.types import is_function
-
 NEEDS_A_VALUE = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
@@ -29,13 +27,13 @@ else:
     library = sys.modules[PACKAGE]
 """The package itself. Its names are there when its functions are called."""
 
-_BETWEEN = (PACKAGE, "equinox", "jax", "jaxtyping", "beartype", "contextlib")
+BETWEEN = (PACKAGE, "equinox", "jax", "jaxtyping", "beartype", "contextlib")
 
 
 def warn(message: str) -> None:
     """Warns at the caller's line: the innermost one outside Slalom and the libraries it uses."""
     level, frame = 1, sys._getframe()
-    while frame and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+    while frame and frame.f_globals.get("__name__", "").partition(".")[0] in BETWEEN:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, stacklevel=level)
 
@@ -45,7 +43,7 @@ def where_raised(error: BaseException) -> str:
     frames = [
         (frame, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
-        if frame.f_globals.get("__name__", "").partition(".")[0] not in _BETWEEN
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in BETWEEN
     ]
     if not frames:
         return "in a library"
@@ -87,44 +85,10 @@ def check_int(name: str, value: object, least: int, or_else: str = "") -> None:
         raise ValueError(f"{name} must be at least {least}, got {value}.")
 
 
-def check_function(name: str, value: object, *arguments: str) -> None:
-    """Raises an error for anything but a function, whose arguments may be named."""
-    if not is_function(value):
-        of = f" of ({', '.join(arguments)})" if arguments else ""
-        kind = type(value).__name__
-        raise TypeError(f"{name} must be a function{of}, got {value!r} of type {kind}.")
-
-
 def check_bool(name: str, value: object) -> None:
     """Raises an error for anything but a bool."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{name} must be True or False, got {value!r}.")
-
-
-def check_takes(what: str, function: Callable[..., Any], *names: str, **keywords: object) -> None:
-    """Raises an error for a function that cannot be called with arguments of these names."""
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # written in C
-        return
-    try:
-        signature.bind(*names, **keywords)
-    except TypeError:
-        arguments = ", ".join((*names, *keywords))
-        name = getattr(function, "__name__", repr(function))
-        raise TypeError(
-            f"{what} is called with ({arguments}), but {name} takes {signature}. Write "
-            f"`lambda {arguments}: ...`."
-        ) from None
-
-
-def call(what: str, function: Callable[..., Any], **arguments: Any) -> Any:
-    """Calls a function of the user, by position. The names are for the error if it takes others."""
-    try:
-        return function(*arguments.values())
-    except TypeError:
-        check_takes(what, function, *arguments)
-        raise
 
 
 def uncalled(value: Any) -> str:

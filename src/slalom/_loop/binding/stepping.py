@@ -20,7 +20,8 @@ from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.writer import ADD, Writer
 from ..._core.state.marks import params_like_fields
 from ..._core.state.slots import slots
-from ..._core.text.messages import call, series
+from ..._core.text.calls import call
+from ..._core.text.messages import series
 from ...tree.dtypes import nearest_float
 from ...tree.packed import cached, unpack
 from ...tree.paths import example, leaf_paths

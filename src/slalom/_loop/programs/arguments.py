@@ -14,6 +14,7 @@ import jax
 from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
+from ..._core.text.calls import called_with_the_same
 from ...tree.sharding import constrain, is_on_host, may_be_at, mesh_sharding, to_device, to_host
 from ...tree.types import is_function
 from ..binding.model import split
@@ -75,7 +76,8 @@ class Bound(eqx.Module):
     @property
     def __signature__(self) -> inspect.Signature:
         """The signature of `functools.partial`, for checks of calls."""
-        return inspect.signature(functools.partial(self.func, *self.args, **self.keywords))
+        function = functools.partial(called_with_the_same(self.func), *self.args, **self.keywords)
+        return inspect.signature(function, follow_wrapped=False)
 
 
 def as_tree(function: Any) -> Any:

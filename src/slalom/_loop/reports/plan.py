@@ -20,7 +20,7 @@ from ...tree.types import PyTree, WhereLike
 from ..binding.binding import by_path
 from ..binding.optimizer import Optimizer
 from ..sharding.placement import sharding_on, state_shardings
-from ..sharding.shard import bytes_per_device, shard
+from ..sharding.shard import bytes_per_device, check_mesh, shard
 
 _PASSED = {"params", "step", "value", "grad", "key"}
 """The inputs of a step that `plan` can make up."""
@@ -124,6 +124,7 @@ def plan(
     **Raises:** `ValueError` for a spec that names an axis that the mesh does not have, or that does
     not divide its array; `TypeError` for shardings of another kind.
     """
+    check_mesh("sl.plan", mesh)
     abstract = jax.tree_util.tree_map_with_path(lambda path, x: _placed(path, x, mesh), model)
     place_of = by_path(abstract)
     opt = Optimizer(tx, abstract, trainable=trainable)

@@ -77,6 +77,9 @@ def periodic_update(new: _Target, old: _Target, steps: Step, update_period: Step
     ??? cite "Mnih et al., [Human-level control through deep reinforcement
         learning](https://doi.org/10.1038/nature14236), 2015"
     """
+    for name, count in (("steps", steps), ("update_period", update_period)):
+        if not isinstance(count, int | np.integer | jax.Array | np.ndarray):
+            raise TypeError(f"The `{name}` of periodic_update must be an int, got {count!r}.")
     if not isinstance(update_period, Tracer) and update_period < 1:
         raise ValueError(
             f"The `update_period` of periodic_update must be at least 1, got {update_period}."

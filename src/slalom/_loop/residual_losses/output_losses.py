@@ -14,7 +14,7 @@ from ..._core.protocol.linearization import AbstractBlock, Local
 from ..._core.protocol.loss import Loss
 from ..._core.protocol.real_vectors import as_real
 from ..._core.protocol.residuals import Residuals
-from ..._core.text.messages import call
+from ..._core.text.calls import call
 from ...tree.types import Scalar, Updates
 from ..binding.model import Split
 

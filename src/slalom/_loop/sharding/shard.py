@@ -100,12 +100,17 @@ def bytes_per_device(arrays: Iterable[Any]) -> int:
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in arrays)
 
 
-def _check_mesh(mesh: Mesh | AbstractMesh, axis: str) -> None:
+def check_mesh(who: str, mesh: object) -> None:
+    """Raises an error for anything but a mesh."""
     if not isinstance(mesh, Mesh | AbstractMesh):
         raise TypeError(
-            f"`shard_state` takes a mesh, such as `jax.make_mesh((8,), ('data',))`, got {mesh!r} "
-            f"of type {type(mesh).__name__}."
+            f"`{who}` takes a mesh, such as `jax.make_mesh((8,), ('data',))`, got {mesh!r} of type "
+            f"{type(mesh).__name__}."
         )
+
+
+def _check_mesh(mesh: Mesh | AbstractMesh, axis: str) -> None:
+    check_mesh("shard_state", mesh)
     if axis not in mesh.axis_names:
         names = candidates(axis, list(map(str, mesh.axis_names)))
         raise ValueError(f"The mesh has no axis '{axis}'. Its axes: {names}.")

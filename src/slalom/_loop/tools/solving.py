@@ -15,7 +15,7 @@ from ..._core.protocol.loss import Loss
 from ..._core.protocol.parts import Part, parts, transforms
 from ..._core.protocol.real_vectors import from_vector, to_vector
 from ..._core.protocol.residuals import Residuals
-from ..._core.text.messages import call
+from ..._core.text.calls import call
 from ...tree.rounding import same_bits
 from ...tree.types import PyTree, Scalar
 from ...wrappers import Project

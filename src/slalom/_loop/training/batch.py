@@ -9,6 +9,7 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Int
 
+from ..._core.text.calls import signature_of
 from ...tree import is_array
 from ...tree.dtypes import is_key
 from ...tree.paths import candidates, dotted, first_difference
@@ -240,10 +241,8 @@ def is_single_key(x: Any) -> bool:
 
 def _positional_names(loss_fn: Callable[..., Any]) -> list[str]:
     """The names of a loss's positional arguments after the model, if they can be known."""
-    try:
-        parameters = list(inspect.signature(loss_fn).parameters.values())
-    except (TypeError, ValueError):
-        return []
+    signature = signature_of(loss_fn, named=True)
+    parameters = [] if signature is None else list(signature.parameters.values())
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [p.name for p in parameters if p.kind in positional][1:]
 

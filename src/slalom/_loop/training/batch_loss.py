@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Array
 
 from ... import tree
-from ..._core.text.messages import call, series, warn
+from ..._core.text.calls import call
+from ..._core.text.messages import series, warn
 from ..._core.text.printing import code
 from ...tree.packed import pack, unpack
 from ...tree.paths import first_difference

@@ -15,7 +15,8 @@ from ..._core.protocol.context import Context
 from ..._core.protocol.loss import Loss, loss_of
 from ..._core.protocol.parts import Part
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import check_takes, warn
+from ..._core.text.calls import check_takes
+from ..._core.text.messages import warn
 from ...combine import Terms
 from ...tree import canonical_float, cast, cast_like, gram_matrix, scale
 from ...tree.packed import pack, unpack

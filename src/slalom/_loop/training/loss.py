@@ -1,7 +1,6 @@
 """Checks the calls of a loss, and its results."""
 
 import functools
-import inspect
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..._core.protocol.loss import Loss
+from ..._core.text.calls import signature_of
 from ..._core.text.messages import NEEDS_A_VALUE, where_raised
 from ...tree import accumulation_dtype, canonical_float, cast, is_array
 from ...tree.types import PyTree, Scalar
@@ -64,9 +64,8 @@ def check_call(
     if isinstance(loss_fn, LeastSquares) and not (loss_fn.named or kwargs):
         (term,) = loss_fn.terms.values()
         loss_fn = term.residual  # which takes what the loss takes
-    try:
-        signature = inspect.signature(loss_fn)
-    except (TypeError, ValueError):
+    signature = signature_of(loss_fn)
+    if signature is None:
         return
     try:
         signature.bind(None, *args, **kwargs)

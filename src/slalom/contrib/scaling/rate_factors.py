@@ -73,6 +73,8 @@ def layerwise_decay(
     """
     decay = float(check_number("The decay of layerwise_decay", decay, "(0, 1]"))
     params = trainable(model)
+    if layers is not None and not isinstance(layers, Sequence):
+        raise TypeError(f"`layers` of layerwise_decay must be a list of selectors, got {layers!r}.")
     ordered = _layers(params) if layers is None else [as_where(where) for where in layers]
     if not ordered:
         raise ValueError("layerwise_decay got no layers. Pass a selector for each: `layers=[...]`.")

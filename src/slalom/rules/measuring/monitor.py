@@ -13,7 +13,8 @@ from ... import fields, tree
 from ..._core.fields.declare import checked_field
 from ..._core.protocol.parts import Part
 from ..._core.protocol.writer import RETURN
-from ..._core.text.messages import call, listed
+from ..._core.text.calls import call
+from ..._core.text.messages import listed
 from ..._core.text.printing import Call, code, constructor_call
 from ...tree.paths import leaf_paths
 from ...tree.types import Params, Updates, is_function
@@ -26,6 +27,11 @@ def _check_measure(name: str, measure: object) -> None:
             f"{name} must be a function of the updates, such as `sl.tree.global_norm`, got "
             f"{measure!r} of type {type(measure).__name__}."
         )
+
+
+def _check_name(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a string, got {value!r} of type {type(value).__name__}.")
 
 
 class _AbstractMonitor(AbstractTransform):
@@ -57,6 +63,9 @@ class Snapshot(_AbstractMonitor):
 
     measure_name: str = eqx.field(static=True)
     measure: Callable[[Updates], Any] = checked_field(_check_measure)
+
+    def __check_init__(self):
+        _check_name("Snapshot.measure_name", self.measure_name)
 
     def init(self, params: Params) -> PyTree:
         return _empty(self.measure, params, lambda leaf_dtype: leaf_dtype)
@@ -149,6 +158,13 @@ class Monitor(_AbstractMonitor):
     measures: tuple[_AbstractMonitor, ...]
 
     def __init__(self, measures: Mapping[str, Callable[[Updates], Any] | MeasureWithEma]):
+        if not isinstance(measures, Mapping):
+            raise TypeError(
+                "Monitor takes a mapping from names to measures, such as "
+                f"`{{'norm': sl.tree.global_norm}}`, got {measures!r}."
+            )
+        for name in measures:
+            _check_name("The name of a measure", name)
         self.names = tuple(measures)
         self.measures = tuple(
             m if isinstance(m, MeasureWithEma) else Snapshot("", m) for m in measures.values()

@@ -8,7 +8,7 @@ import equinox as eqx
 from ... import tree
 from ..._core.protocol.bases import AbstractStatelessTransform
 from ..._core.protocol.context import Context
-from ..._core.text.messages import call
+from ..._core.text.calls import call
 from ...tree.types import Params, Updates
 
 

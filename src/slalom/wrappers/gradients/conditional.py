@@ -15,7 +15,7 @@ from ..._core.protocol.context import Context
 from ..._core.protocol.parts import MIXED, Part
 from ..._core.protocol.wrapper import AbstractPacedWrapper, AbstractWrapper, run_if
 from ..._core.protocol.writer import Writer
-from ..._core.text.messages import call
+from ..._core.text.calls import call
 from ..._core.text.printing import code
 from ...tree.types import Gradients, Params, PyTree, Scalar, Updates, is_function
 from .skip import describe

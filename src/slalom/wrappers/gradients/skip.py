@@ -13,7 +13,8 @@ from ... import fields, tree
 from ..._core.fields.schedule import read_number
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import AbstractDeclared, Part
-from ..._core.text.messages import call, uncalled
+from ..._core.text.calls import call
+from ..._core.text.messages import uncalled
 from ..._core.text.printing import Infix, as_module
 from ...tree.types import Params, Updates, is_function
 

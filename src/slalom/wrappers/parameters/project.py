@@ -18,7 +18,8 @@ from ..._core.protocol.parts import Part, segments, transforms
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractStatelessWrapper, run_if
 from ..._core.protocol.writer import Writer
-from ..._core.text.messages import call, uncalled, warn
+from ..._core.text.calls import call
+from ..._core.text.messages import uncalled, warn
 from ..._core.text.printing import as_module, code
 from ...projections import AbstractProjection
 from ...tree.paths import dotted, first_difference, leaf_paths

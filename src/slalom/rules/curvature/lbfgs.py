@@ -16,7 +16,7 @@ from .._base import AbstractTransform, advise_keywords, chain
 from ..linesearch.zoom import ScaleByZoomLinesearch
 from ..shaping.descent import ScaleByLearningRate
 from ..shaping.scale import Scale
-from ._models import Box, Pairs, in_boxes, minimizer
+from ._box import Box, Pairs, in_boxes, minimizer
 
 
 class ScaleByLbfgsState(eqx.Module):

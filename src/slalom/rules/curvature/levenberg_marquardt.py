@@ -13,7 +13,8 @@ from ..._core.protocol.real_vectors import to_vector
 from ..._core.protocol.residuals import Residuals
 from ...tree.types import Hyperparameter, Params, Scalar
 from .._base import AbstractTransform, advise_keywords
-from ._models import Box, Model, bounded, in_boxes
+from ._box import Box, in_boxes
+from ._model import Model, bounded
 from ._system import FORMS, System, chosen_form, chunk_field, may_be_qr, solver_field, system_bytes
 
 ACCEPTED = 1e-4

@@ -1,5 +1,4 @@
-"""Models of the loss: the quasi-Newton model in a box, as L-BFGS-B minimizes it, and the linearized
-loss, with its predictions and steps of a given length."""
+"""Boxes, and the minimizer of a quasi-Newton model in one, as L-BFGS-B finds it."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -9,12 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from ... import tree
-from ..._core.protocol.residuals import Residuals
 from ..._core.protocol.transform import AbstractTransform
 from ...projections import box
-from ...tree.rounding import as_stored
-from ...tree.types import Params, Scalar
-from ._system import System
+from ...tree.types import Scalar
 
 
 class Pairs(NamedTuple):
@@ -25,7 +21,7 @@ class Pairs(NamedTuple):
     stored: Bool[Array, " memory"]
 
 
-class _QuadraticModel(NamedTuple):
+class _Model(NamedTuple):
     """B = θ·I − W·M·Wᵀ, with the inverse of M."""
 
     theta: Scalar
@@ -98,7 +94,7 @@ def minimizer(box: Box, pairs: Pairs, theta: Scalar) -> Float[Array, " params"]:
     )
 
 
-def model_of(pairs: Pairs, theta: Scalar) -> _QuadraticModel:
+def model_of(pairs: Pairs, theta: Scalar) -> _Model:
     """The compact form (Byrd et al., 1994), with pairs scaled such that ⟨s, y⟩ = 1."""
     sy = jnp.sum(pairs.s * pairs.y, axis=1)
     root = jnp.where(pairs.stored, 1 / jnp.sqrt(jnp.where(pairs.stored, sy, 1)), 0)
@@ -109,10 +105,10 @@ def model_of(pairs: Pairs, theta: Scalar) -> _QuadraticModel:
     # A pair that is not stored has no columns in W, and must not make the matrix singular.
     missing = jnp.where(pairs.stored, 0, 1)
     inverse = jnp.block([[-one, lower.T], [lower, theta * tree.matmul(s, s.T) + jnp.diag(missing)]])
-    return _QuadraticModel(theta, jnp.concatenate([y, theta * s]).T, inverse)
+    return _Model(theta, jnp.concatenate([y, theta * s]).T, inverse)
 
 
-def cauchy_point(box: Box, model: _QuadraticModel) -> Float[Array, " params"]:
+def cauchy_point(box: Box, model: _Model) -> Float[Array, " params"]:
     """The first minimum of the model along x(t), the projection of x − t·g.
 
     Between two times at which parameters reach their bounds, the model is a parabola in t. All are
@@ -147,7 +143,7 @@ def cauchy_point(box: Box, model: _QuadraticModel) -> Float[Array, " params"]:
     return jnp.where(times <= time, jnp.where(g == 0, x, ahead), there)
 
 
-def _over_the_free(box: Box, model: _QuadraticModel) -> Array:
+def _over_the_free(box: Box, model: _Model) -> Array:
     """The minimum of the model over the parameters that are free at the Cauchy point, taken back
     into the box."""
     x, g, theta = box.x, box.gradient, model.theta
@@ -165,143 +161,3 @@ def _over_the_free(box: Box, model: _QuadraticModel) -> Array:
     room = jnp.where(step == 0, jnp.inf, (ahead - start) / jnp.where(step == 0, 1, step))
     cut = box.clip(start + jnp.minimum(jnp.min(room), 1) * step)
     return jnp.where(jnp.vdot(g, projected - x) > 0, cut, projected)
-
-
-# --- the linearized loss --------------------------------------------------------------------
-
-MOST_ITERATIONS = 10
-CLOSE = 0.1
-"""The relative error of the length that is enough."""
-
-
-class Bounded(NamedTuple):
-    """A step d = −x, and the damping that it has."""
-
-    step: Float[Array, " params"]
-    damping: Scalar
-    length: Scalar
-    """‖D·d‖."""
-
-
-class _Search(NamedTuple):
-    iteration: Array | int
-    low: Scalar
-    high: Scalar
-    found: Bounded
-    correction: Scalar
-    excess: Scalar
-    on: Array | bool
-
-
-def bounded(system: System, radius: Scalar, guess: Scalar) -> Bounded:
-    """The step with ‖D·d‖ within a tenth of the radius, or the one without damping if it is
-    shorter.
-
-    By Newton's method for the length as a function of λ, as in MINPACK (Moré, 1978).
-
-    **Arguments:**
-
-    - `system`: the problem, in the form of the parameters.
-    - `radius`: the bound, > 0.
-    - `guess`: the damping to start from.
-    """
-    diagonal, dtype = system.diagonal, system.linear.dtype
-    tiny = jnp.finfo(dtype).tiny
-
-    def at(damping: Scalar) -> tuple[Bounded, Scalar]:
-        x, again, _ = system.solve(damping)
-        length = jnp.linalg.norm(diagonal * x)
-        length = jnp.where(jnp.isfinite(length), length, jnp.inf)
-        safe = jnp.where((length > 0) & jnp.isfinite(length), length, 1)
-        # Minus the derivative of the length with respect to λ, over the length.
-        unit = diagonal**2 * x / safe
-        slope = jnp.vdot(unit, again(unit))
-        newton = (length - radius) / radius / jnp.where(slope > 0, slope, jnp.inf)
-        newton = jnp.where(jnp.isfinite(newton), newton, 0)
-        return Bounded(-x, damping, length), newton
-
-    free, newton = at(jnp.zeros((), dtype))
-    steepest = jnp.linalg.norm(system.gradient / diagonal)
-    high = steepest / radius
-    high = jnp.where(high == 0, tiny / jnp.minimum(radius, 0.1), high)
-    low = jnp.maximum(newton, 0)
-    start = jnp.clip(guess, low, jnp.maximum(low, high))
-    start = jnp.where(start == 0, steepest / free.length, start)
-
-    def unmet(s: _Search) -> Array | bool:
-        return s.on & (s.iteration < MOST_ITERATIONS)
-
-    def improve(s: _Search) -> _Search:
-        damping = jnp.maximum(s.low, s.found.damping + s.correction)
-        damping = jnp.where(damping == 0, jnp.maximum(tiny, 1e-3 * s.high), damping)
-        found, newton = at(damping)
-        excess = found.length - radius
-        stuck = (s.low == 0) & (excess <= s.excess) & (s.excess < 0)
-        return _Search(
-            s.iteration + 1,
-            jnp.where(excess > 0, jnp.maximum(s.low, damping), s.low),
-            jnp.where(excess < 0, jnp.minimum(s.high, damping), s.high),
-            found,
-            newton,
-            excess,
-            ~((jnp.abs(excess) <= CLOSE * radius) | stuck),
-        )
-
-    begin = _Search(
-        jnp.zeros((), jnp.int32),
-        low,
-        high,
-        Bounded(free.step, start, free.length),
-        jnp.zeros((), dtype),
-        free.length - radius,
-        jnp.array(True),
-    )
-    short = free.length <= (1 + CLOSE) * radius
-    return jax.lax.cond(
-        short, lambda: free, lambda: jax.lax.while_loop(unmet, improve, begin).found
-    )
-
-
-ROUNDINGS = 10.0
-"""By how many roundings of the loss both decreases may be wrong (Conn, Gould & Toint, Trust-Region
-Methods, 17.4.2)."""
-
-
-class Outcome(NamedTuple):
-    step: Array
-    actual: Scalar
-    predicted: Scalar
-    ratio: Scalar
-
-
-class Model(NamedTuple):
-    """The linearized loss, and the loss."""
-
-    params: Params
-    x: Float[Array, " params"]
-    """The parameters as a vector."""
-    residuals: Residuals
-    system: System
-    box: Box | None
-
-    def outcome(self, step: Array, direction: Array, damping: Scalar) -> Outcome:
-        """The loss after a step, against the model's along a direction."""
-        linear, box, dtype = self.system.linear, self.box, self.x.dtype
-        if box is not None:
-            step, direction = (box.clip(box.x + d) - self.x for d in (step, direction))
-        there = as_stored(tree.add(self.params, linear.updates(step)))
-        value = self.residuals.value(there).astype(dtype)
-        along = linear.push(direction)
-        if box is None:
-            size = jnp.linalg.norm(self.system.diagonal * direction)
-            predicted = jnp.vdot(along, along) / 2 + damping * size**2
-        else:
-            predicted = -jnp.vdot(box.gradient, direction) - jnp.vdot(along, along) / 2
-        # NaN from a failed factorization counts as a rejection.
-        actual = linear.value.astype(dtype) - value
-        actual = jnp.where(jnp.isfinite(actual), actual, -jnp.inf)
-        noise = ROUNDINGS * jnp.finfo(dtype).eps * jnp.abs(linear.value.astype(dtype))
-        whole = predicted + noise
-        ratio = jnp.where(whole > 0, (actual + noise) / jnp.where(whole > 0, whole, 1), -1)
-        ratio = jnp.where(jnp.isfinite(ratio), ratio, -1)
-        return Outcome(step, actual, predicted, ratio)

@@ -346,6 +346,9 @@ def test_a_runtime_check_fails_with_its_own_message():
     np.testing.assert_allclose(loss, 0.5)
     np.testing.assert_allclose(small["w"], 0.4)
 
+    with pytest.raises(ValueError, match="invalid literal"):  # where NumPy's arrays are donated
+        sl.train_step(lambda model: jnp.sum(model["w"]) * int("x"))(START, jax.device_get(opt))
+
     refuse = sl.Stateless(lambda u, p: eqx.error_if(u, u["w"][0] > 0, "uphill"))
     with pytest.raises(eqx.EquinoxRuntimeError, match="uphill"):
         sl.Optimizer(refuse, START).step(START, START)

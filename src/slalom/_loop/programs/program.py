@@ -107,7 +107,7 @@ class Program(Generic[Arguments, Other]):
                 packed = signature.checked(donated, kept, shardings)
             except (RuntimeError, ValueError):
                 # This call deletes all arrays that it donates, or none, and no others.
-                lost = [x.is_deleted() for x in donated]
+                lost = [is_deleted(x) for x in donated if isinstance(x, jax.Array)]
                 if any(map(is_deleted, kept)) or any(lost) > all(lost):
                     raise ValueError(_donated_earlier(arguments)) from None
                 raise

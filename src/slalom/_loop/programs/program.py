@@ -18,6 +18,7 @@ that was ever passed to it, with the data in its closure. Those of optimizers di
 
 import dataclasses
 import functools
+import sys
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, Generic
@@ -189,8 +190,11 @@ class Program(Generic[Arguments, Other]):
                 statics,
                 self.carried(arguments, at),
                 tuple(self.donated(arguments, at)),
-                # A lambda is not type-checked at runtime. It may run while Python ends.
-                lambda dead: (these() or {}).pop(key, None),
+                # A lambda is not type-checked at runtime. It may run while Python ends, when
+                # modules are empty, and a hash that a user wrote may need one.
+                lambda dead, is_ending=sys.is_finalizing: (
+                    None if is_ending() else (these() or {}).pop(key, None)
+                ),
             )
             self._compile(signature)
         return signature

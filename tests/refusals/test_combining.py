@@ -27,13 +27,10 @@ def test_losses_to_combine_and_combinations():
         ValueError, "`.combine` weights the terms of whole batches", "Remove `microbatches`"
     ):
         trained(losses, microbatches=2)
-    with refused(
-        TypeError, "`.combine` … got an array of shape ()", "['first', 'second'] … a dict"
-    ):
+    both = "['first', 'second'] … a dict"
+    with refused(TypeError, "`.combine` … got an array of shape ()", both):
         trained(lambda model, x: jnp.sum(model["w"]))
-    with refused(
-        TypeError, "`.combine` … got the terms ['first', 'third']", "['first', 'second'] … a dict"
-    ):
+    with refused(TypeError, "`.combine` … got the terms ['first', 'third']", both):
         trained(lambda model, x: {"first": jnp.sum(model["w"]), "third": jnp.sum(x)})
     with refused(ValueError, "The loss returned a dict without terms", obvious="return terms"):
         trained(lambda model, x: {}, sl.sgd(0.1))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import slalom as sl
 from helpers import ScaleByTemperature
 
-from .messages import ScaleByValue, arrays, bound, mlp, params, refused
+from .messages import ScaleByValue, arrays, bound, mlp, params, refused, total
 
 WHOLE_MODEL = "`sl.Optimizer(tx, model)` … `eqx.filter(model, eqx.is_inexact_array)`"
 REBIND = "Set `jax_enable_x64` once … `opt, _ = opt.rebind(model)`"
@@ -126,25 +126,44 @@ def test_needs_and_names():
     hand = "`opt.step(model, grads, grad=grads)` … `opt.step(..., value_fn=fn)` … `sl.train_step`"
     with refused(TypeError, "('scale_by_zoom_linesearch') needs 'grad', 'value_fn'", hand):
         bound(sl.lbfgs()).step(params(), params(), value=1.0)
-    with refused(
-        TypeError,
-        "ScaleByTemperature ('scale_by_temperature') needs 'temperature'",
-        "`opt.step(model, grads, temperature=...)`",
-    ):
-        bound(ScaleByTemperature() | sl.sgd(0.1)).step(params(), params())
-    with refused(
-        TypeError,
-        "ScaleByTemperature ('scale_by_temperature') needs 'temperature'",
-        '`step(model, opt, ..., context={"temperature": ...})`',
-    ):
-        opt = bound(ScaleByTemperature() | sl.sgd(0.1))
-        sl.train_step(lambda model: jnp.sum(model["w"]))(params(), opt)
+    opt = bound(ScaleByTemperature() | sl.sgd(0.1))
+    needs = "ScaleByTemperature ('scale_by_temperature') needs 'temperature'"
+    with refused(TypeError, needs, "`opt.step(model, grads, temperature=...)`"):
+        opt.step(params(), params())
+    with refused(TypeError, needs, '`step(model, opt, ..., context={"temperature": ...})`'):
+        sl.train_step(total)(params(), opt)
     with refused(TypeError, "No transform uses 'temprature'", ACCEPTED + DECLARE):
         bound().step(params(), params(), temprature=1.0)
     more = " … also accept: temperature."
     with refused(TypeError, "No transform uses 'temprature'", ACCEPTED + more + DECLARE):
-        tx = ScaleByTemperature() | sl.sgd(0.1)
-        bound(tx).step(params(), params(), temprature=1.0, temperature=1.0)
+        opt.step(params(), params(), temprature=1.0, temperature=1.0)
+
+
+def test_optimizers_without_arrays():
+    steps = [
+        lambda opt: opt.step(params(), params()),
+        lambda opt: opt.update(params(), params()),
+        lambda opt: sl.train_step(total)(params(), opt),
+        lambda opt: sl.train_step(total).scan(params(), opt, length=2),
+        lambda opt: sl.minimize(total, opt, params(), max_steps=2),
+    ]
+    others = [
+        lambda opt, name=name: getattr(opt, name)(params())
+        for name in ("reset", "rebind", "eval_params")
+    ]
+    opt = bound(sl.adam(0.1).average())
+    code = "lambda model, opt: opt.step(model, grads), model, opt"
+    remedy = f"`opt = sl.Optimizer(tx, model)` … `jax.eval_shape({code})`"
+    for call in steps + others:
+        with refused(TypeError, "This optimizer has shapes in place of arrays", remedy):
+            call(jax.eval_shape(lambda: opt))
+    remedy = "the optimizer itself … `eqx.filter`, `jax.grad` or a cast of all leaves"
+    for call in (*steps, *others, lambda opt: opt.hyperparams):
+        with refused(TypeError, "The count … an array of ints, got None", remedy):
+            call(arrays(opt))
+    for call in steps:
+        with refused(TypeError, "The count … got an array of dtype float32", remedy):
+            call(jax.tree.map(lambda x: x.astype(float), opt))
 
 
 def test_values():

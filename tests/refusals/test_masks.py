@@ -147,21 +147,12 @@ def test_what_is_no_mask():
     traced = f"make the tree outside … {entries}"
     with refused(TypeError, "A mask or label … got a traced array of dtype bool", traced):
         jax.jit(lambda flag: sl.adam(0.1).only({"b": flag, "w": True}))(True)
-    with refused(
-        TypeError, "failed on the parameter tree: '>' not supported", f"{ONLY_SHAPES} … {ONE_CALL}"
-    ):
+    failed, both = "failed on the parameter tree:", f"{ONLY_SHAPES} … {ONE_CALL}"
+    with refused(TypeError, f"{failed} '>' not supported", both):
         bound(sl.adam(0.1).only(lambda p: jax.tree.map(lambda x: bool(jnp.all(x > 0)), p)))
-    with refused(
-        TypeError,
-        "failed on the parameter tree: 'ShapeDtypeStruct' object has no attribute 'sum'",
-        f"{ONLY_SHAPES} … {ONE_CALL}",
-    ):
+    with refused(TypeError, f"{failed} 'ShapeDtypeStruct' object has no attribute 'sum'", both):
         bound(sl.adam(0.1).only(lambda params: jax.tree.map(lambda x: bool(x.sum() > 0), params)))
-    with refused(
-        TypeError,
-        "failed on the parameter tree: 'dict' object has no attribute 'ndim'",
-        f"{ONLY_SHAPES} … {ONE_CALL}",
-    ):
+    with refused(TypeError, f"{failed} 'dict' object has no attribute 'ndim'", both):
         bound(sl.adamw(0.1, decay_where=lambda p: p.ndim > 1))
     with refused(TypeError, "at 'b': '>' not supported", ONLY_SHAPES):
         bound(sl.adam(0.1).only(sl.where.leaf(lambda path, leaf: bool(jnp.all(leaf > 0)))))

@@ -34,15 +34,12 @@ def test_losses_functions_and_arguments():
         train(lambda model: total(model).astype(jnp.complex64))
     with refused(TypeError, "The loss … got dtype int32", "a real floating number"):
         train(lambda model: 3)
-    with refused(
-        TypeError, "With `has_aux=True` the loss … got an array of shape ()", "a pair (loss, aux)"
-    ):
+    pair = "a pair (loss, aux)"
+    with refused(TypeError, "With `has_aux=True` the loss … got an array of shape ()", pair):
         train(total, has_aux=True)
     with refused(ValueError, "`transform_grads`", "of type tuple, the gradients of type dict"):
         train(total, transform_grads=lambda grads: (grads, 1.0))
-    with refused(
-        TypeError, "With `has_aux=True` the loss … got a tuple of 3", "a pair (loss, aux)"
-    ):
+    with refused(TypeError, "With `has_aux=True` the loss … got a tuple of 3", pair):
         train(lambda model: (total(model), 1, 2), has_aux=True)
 
     with refused(TypeError, "a loss function, got 3", "`step = sl.train_step(loss_fn)`"):
@@ -110,16 +107,13 @@ def test_options_and_states_of_many_steps():
     with refused(ValueError, "`model_state` … `microbatches`", "Leave out one of them"):
         options = {"has_aux": True, "microbatches": 2}
         scan(jnp.ones((2, 2)), options=options, model_state=jnp.ones(2))
+    like = "a state like `model_state`"
     with refused(
-        ValueError,
-        "the loss returned is of type tuple, `model_state` of type dict",
-        "a state like `model_state`",
+        ValueError, "the loss returned is of type tuple, `model_state` of type dict", like
     ):
         step = sl.train_step(lambda model, state: (total(model), ()), has_aux=True)
         step.scan(params(), bound(), length=2, model_state={"a": jnp.ones(2)})
-    with refused(
-        ValueError, "'a' was float32[2] and is now float32[3]", "a state like `model_state`"
-    ):
+    with refused(ValueError, "'a' was float32[2] and is now float32[3]", like):
         step = sl.train_step(lambda model, state: (total(model), {"a": jnp.ones(3)}), has_aux=True)
         step.scan(params(), bound(), length=2, model_state={"a": jnp.ones(2)})
 
@@ -163,17 +157,10 @@ def test_many_steps_in_one_call():
         TypeError, "`step.scan` … number of steps", "an axis of steps by position, or `length=`"
     ):
         scan()
-    with refused(
-        ValueError,
-        "`step.scan` … argument 0 has 3 … argument 1.x has 4",
-        "Pass by keyword what is the same … `step.scan(model, opt, length=10, x=x, y=y)`",
-    ):
+    same = "Pass by keyword what is the same … `step.scan(model, opt, length=10, x=x, y=y)`"
+    with refused(ValueError, "`step.scan` … argument 0 has 3 … argument 1.x has 4", same):
         scan(jnp.ones(3), {"x": jnp.ones((4, 2))})
-    with refused(
-        ValueError,
-        "`step.scan` … `length` has 2 … argument 0 has 3",
-        "Pass by keyword what is the same … `step.scan(model, opt, length=10, x=x, y=y)`",
-    ):
+    with refused(ValueError, "`step.scan` … `length` has 2 … argument 0 has 3", same):
         scan(jnp.ones(3), length=2)
     with refused(
         ValueError,

@@ -18,7 +18,7 @@ import numpy as np
 from .._core.protocol.transform import AbstractTransform
 from .._core.text.messages import PACKAGE, advise_positions
 from .._loop.binding.optimizer import Optimizer
-from .._loop.binding.stepping import check_readable
+from .._loop.binding.stepping import check_arrays, check_readable
 from .._loop.programs.interrupts import HeldSignals
 from ..tree.dtypes import is_key
 from ..tree.types import PyTree, Tracer
@@ -251,6 +251,7 @@ def start(
     opts = {name: opt for root, x in trees.items() for name, opt in optimizers(root, x).items()}
     for opt in opts.values():
         check_readable(opt)
+        check_arrays(opt, or_shapes=True)
     items = to_dict(**trees)
     for name in items:
         _file.check_name(name)

@@ -15,7 +15,7 @@ from .._core.text.calls import signature_of
 from .._loop.binding.binding import bind_to_model
 from .._loop.binding.model import split
 from .._loop.binding.optimizer import Optimizer
-from .._loop.binding.stepping import KEYWORDS, as_keywords, check_guards
+from .._loop.binding.stepping import KEYWORDS, as_keywords, check_can_step
 from .._loop.programs.compiled import StepInputs, compiled_update
 from ..tree.packed import unpack
 from ..tree.types import PyTree
@@ -120,7 +120,7 @@ def to_optax(
                 f"{', '.join(kinds)}."
             )
         opt = as_optimizer(_with_given(plain, tx), jax.tree.structure(seen.params))
-        check_guards(opt)
+        check_can_step(opt)
         after, new = compiled_update(StepInputs(grads, as_keywords(keywords), params, opt))
         new_state = _in_containers_of(state, plain, updated(plain, after.opt))
         return _in_containers_of(updates, grads, new), new_state

@@ -25,7 +25,7 @@ from ..reports.plots import plot_schedules
 from .binding import Arrays, Binding
 from .loop_warnings import note_scale_is_read
 from .model import Model, Split, check_bound, split
-from .stepping import check_readable, sampled_params
+from .stepping import check_arrays, check_readable, sampled_params
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -142,6 +142,7 @@ class AbstractOptimizer(AbstractPrinted):
 
         **Returns:** the model, every leaf in its own dtype unless `full_precision`.
         """
+        check_arrays(self)
         self._split(model)
         if not any(isinstance(p.module, AbstractParameterWriter) for p in parts(self.transform)):
             return model
@@ -175,7 +176,7 @@ class AbstractOptimizer(AbstractPrinted):
                 "This optimizer has no posterior to draw parameters from. Train with "
                 "`sl.contrib.ivon`."
             )
-
+        check_arrays(self)
         whole = self._split(model)
         params = to_device(whole.params)
         loss = loss_of(self.transform, to_device(self.state), Context(step=self.count), params)

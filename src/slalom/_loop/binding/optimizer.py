@@ -27,7 +27,14 @@ from .abstract_optimizer import AbstractOptimizer
 from .binding import Arrays, bind, bind_to_model, by_path, init_state, no_transform
 from .loop_warnings import watch_results
 from .model import Model, split, strong
-from .stepping import KEYWORDS, as_keywords, check_guards, check_one_run, check_readable
+from .stepping import (
+    KEYWORDS,
+    as_keywords,
+    check_arrays,
+    check_can_step,
+    check_one_run,
+    check_readable,
+)
 
 _BOUND = (
     "An optimizer is bound to a model: write `sl.Optimizer(tx, model)`. It creates the state for "
@@ -154,7 +161,7 @@ class Optimizer(AbstractOptimizer):
         not match the model, a model other than the bound one, a missing input that a transform
         needs, or an unknown keyword.
         """
-        check_guards(self)
+        check_can_step(self)
         keywords = _keywords(value, grad, value_fn, key, weight, per_param, extra)
         after, _ = compiled_step(StepInputs(grads, keywords, model, self))
         watch_results(model, self, after.model, after.opt)
@@ -181,7 +188,7 @@ class Optimizer(AbstractOptimizer):
         **Returns:** the updates, in the dtypes of the parameters and `None` for everything that is
         not trainable, to be added with `sl.apply_updates(model, updates)`; and the new optimizer.
         """
-        check_guards(self)
+        check_can_step(self)
         keywords = _keywords(value, grad, value_fn, key, weight, per_param, extra)
         after, updates = compiled_update(StepInputs(grads, keywords, model, self))
         return updates, after.opt
@@ -249,6 +256,7 @@ class Optimizer(AbstractOptimizer):
         **Raises:** `ValueError` for a path that matches nothing, or if parameters share state, as
         under `.flatten()`.
         """
+        check_arrays(self)
         check_one_run(self.count, "opt.reset(model)")
         params = self._split(model).params
         chosen = paths = leaf_paths(params)
@@ -313,6 +321,7 @@ class Optimizer(AbstractOptimizer):
 
         **Raises:** `ValueError` or `TypeError` for an index that does not fit its parameter.
         """
+        check_arrays(self)
         check_one_run(self.count, "opt.rebind(model)[0]")
         goes_on = not (trainable is AS_BEFORE and tx is None and rows is None)
         if trainable is AS_BEFORE:

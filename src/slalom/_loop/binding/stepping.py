@@ -124,8 +124,36 @@ def check_readable(opt: Any) -> None:
         )
 
 
-def check_guards(opt: Any) -> None:
-    """Raises the error that a state has recorded, such as too many non-finite gradients."""
+def check_arrays(opt: Any, *, or_shapes: bool = False) -> None:
+    """Raises an error for an optimizer whose leaves are not arrays.
+
+    **Arguments:**
+
+    - `opt`: the optimizer. Its count stands for all leaves.
+    - `or_shapes`: whether they may be shapes of arrays.
+    """
+    count = opt.arrays.count
+    if isinstance(count, jax.ShapeDtypeStruct):
+        if not or_shapes:
+            raise TypeError(
+                "This optimizer has shapes in place of arrays. Create one for a model with arrays, "
+                "`opt = sl.Optimizer(tx, model)`, or compute with shapes alone: `jax.eval_shape("
+                "lambda model, opt: opt.step(model, grads), model, opt)`."
+            )
+    elif not hasattr(count, "dtype"):  # faster than asking for its type
+        raise TypeError(_NOT_WHOLE.format(kind=repr(count)))
+
+
+_NOT_WHOLE = """The count of an optimizer must be an array of ints, got {kind}. Use the optimizer \
+itself, not a tree that `eqx.filter`, `jax.grad` or a cast of all leaves makes of it."""
+
+
+def check_can_step(opt: Any) -> None:
+    """Raises an error for an optimizer without arrays, or the error that a state has recorded, such
+    as too many non-finite gradients."""
+    check_arrays(opt)
+    if (dtype := opt.arrays.count.dtype).kind not in "iu":
+        raise TypeError(_NOT_WHOLE.format(kind=f"an array of dtype {dtype}"))
     if not _is_guarded(jax.tree.structure(opt.arrays.transform)):
         return  # nothing to check, so do not block
     if any(isinstance(x, Tracer) or is_deleted(x) for x in jax.tree.leaves(opt)):

@@ -25,7 +25,7 @@ from ...tree.sharding import to_device
 from ...tree.types import PyTree, Updates
 from ..binding.loop_warnings import warn_of_unread_scale
 from ..binding.model import split
-from ..binding.stepping import advance, check_readable
+from ..binding.stepping import advance, check_arrays, check_readable
 from .arguments import carried
 from .program import Family, Program
 
@@ -106,6 +106,7 @@ def reading(function: Callable[[Any], Read]) -> Callable[[Any], Read]:
     @functools.wraps(function)
     def read(opt: Any) -> Any:
         check_readable(opt)
+        check_arrays(opt, or_shapes=True)
         if isinstance(opt.arrays.count, jax.ShapeDtypeStruct):
             return jax.eval_shape(of_runs, opt)
         leaves, structure = jax.tree.flatten(opt)

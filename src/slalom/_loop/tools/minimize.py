@@ -21,7 +21,7 @@ from ...rules.curvature.levenberg_marquardt import ScaleByLevenbergMarquardt
 from ...tree.types import PyTree, Tracer, WhereLike
 from ..binding.model import split
 from ..binding.optimizer import Optimizer
-from ..binding.stepping import check_one_run
+from ..binding.stepping import check_can_step, check_one_run
 from ..programs.arguments import as_tree, carried
 from ..programs.program import Program
 from ..residual_losses import LeastSquares
@@ -259,6 +259,7 @@ def minimize(
             "`trainable`, or change it first: `opt, report = opt.rebind(model, trainable=...)`."
         )
     opt = tx if isinstance(tx, Optimizer) else bound("sl.minimize", loss_fn, tx, model, trainable)
+    check_can_step(opt)
     check_one_run(opt.arrays.count, "sl.minimize(loss_fn, opt, model, ...)")
     for name, function, names in (
         ("stop", stop, ("model", "loss")),

@@ -12,7 +12,7 @@ from ..._core.text.messages import advise_positions
 from ...tree.types import PyTree, Tracer, is_deleted
 from ..binding.model import Model
 from ..binding.optimizer import Optimizer
-from ..binding.stepping import FUNCTIONS, as_keywords, check_guards, check_one_run
+from ..binding.stepping import FUNCTIONS, as_keywords, check_can_step, check_one_run
 from ..programs.arguments import Carried, as_tree, carried
 from ..programs.interrupts import HeldSignals
 from ..programs.program import Program
@@ -212,8 +212,8 @@ class TrainStep(Generic[P, R]):
     ) -> TrainingInputs:
         if not isinstance(opt, Optimizer):
             raise TypeError(_no_optimizer(model, opt))
+        check_can_step(opt)
         check_one_run(opt.arrays.count, "step(model, opt, ...)")
-        check_guards(opt)
         return TrainingInputs(
             args=args,
             context={} if context is None else self._keywords(context),

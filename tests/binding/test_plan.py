@@ -93,11 +93,14 @@ def test_partitioned_state_and_joined_axes_are_planned_as_they_are_stored():
     mesh, shapes = all_devices(), {"conv": (16, 8, 3, 3), "short": (8, 16), "cube": (8, 8, 8)}
     home = NamedSharding(mesh, P("data"))
     shapes = {k: jax.ShapeDtypeStruct(n, jnp.float32, sharding=home) for k, n in shapes.items()}
+    shapes |= abstract(mesh, SPECS["tensor"], (8, 4))
     for codec in ("int8", "int4", "dynamic8"):
-        tx = sl.Trace(0.9).store(codec, min_size=1) | sl.Scale(-0.1)
+        tx = sl.Trace(0.9).store(codec, min_size=1) | sl.Ema(0.9) | sl.Scale(-0.1)
         opt = sl.Optimizer(tx, concrete(shapes))
         plan = sl.plan(tx, shapes, mesh.abstract_mesh)
         assert plan.state == on_one_device(jax.tree.leaves(opt)), codec
+        plan = sl.plan(tx, shapes, mesh.abstract_mesh, shard_state="data")
+        assert plan.state == opt.shard_state(mesh)[1].bytes_after, codec
 
     check_against_the_program(RULES["adamw"], SPECS["replicated"], all_devices(), axis="data")
 
@@ -110,8 +113,6 @@ def test_matrices_of_p_by_p_and_partitioned_state_on_an_abstract_mesh():
     assert (whole.params, whole.grads) == (parts.params, parts.grads)
     with pytest.raises(ValueError, match=r"The mesh has no axis 'model'\. Its axes: 'data'"):
         sl.plan(ADAM, shapes, mesh, shard_state="model")
-
-    mesh = AbstractMesh((4,), ("data",), axis_types=(AxisType.Auto,))
     shapes = {"w": jax.ShapeDtypeStruct((8, 4), jnp.float32), "z": jnp.zeros(2, jnp.complex64)}
     square = 4 * (8 * 4 + 2 * 2) ** 2
     for rule in (sl.gauss_newton(), sl.levenberg_marquardt(form="parameters")):

@@ -42,8 +42,7 @@ def test_chains_flatten_and_run_their_links_in_order():
 
 def test_links_are_reached_by_position_class_and_name_which_is_never_taken_twice():
     tx = sl.named_chain(clip=CLIP, rule=sl.adam(0.1)) | sl.Scale(0.5)
-    assert tx["clip"] is tx[0]
-    assert tx[0] == CLIP
+    assert tx["clip"] is tx[0] == CLIP
     assert tx[-1] == tx["scale"] == tx[sl.Scale] == sl.Scale(0.5)
     assert tx["rule"] == sl.adam(0.1)
     assert tx["rule.scale_by_adam"] == tx["scale_by_adam"] == tx[sl.ScaleByAdam] == ADAM

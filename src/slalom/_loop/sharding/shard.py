@@ -49,13 +49,17 @@ def shard(
 
     - `opt`: the optimizer, whose shapes have shardings.
     - `mesh`, `axis`: the mesh, and the axis to partition over.
-    - `params`: parameters by path. Where the others are, their state shows.
+    - `params`: parameters by path. The optimizer knows where others are, or their state shows it.
     """
     _check_mesh(mesh, axis)
     state, paths = opt.state, opt.binding.paths
     of_state = slots(opt.transform, state, paths)
     places = dict(zip(map(id, jax.tree.leaves(state)), of_state, strict=True))
     of_params = {path: sharding_on(x, mesh) for path, x in params.items()}
+    known = opt.binding.sharding
+    if known is not None and known.mesh == mesh:
+        places_of = zip(paths, known.params, strict=True)
+        of_params = {path: place for path, place in places_of if place is not None} | of_params
     # The arrays of an encoded leaf are partitioned alike, along an axis that divides all of them.
     shapes: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
     for x in jax.tree.leaves(state):

@@ -13,7 +13,7 @@ import numpy as np
 
 from .._core.state.marks import PER_LEAF
 from .._core.state.slots import leaves_of
-from .._core.text.messages import advise_positions
+from .._core.text.calls import advise_positions
 from ..schedules.averages import LARGEST, synthesis_weights
 from ..tree.paths import leaf_paths
 from ..tree.types import PyTree

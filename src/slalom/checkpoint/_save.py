@@ -16,7 +16,8 @@ import jax
 import numpy as np
 
 from .._core.protocol.transform import AbstractTransform
-from .._core.text.messages import PACKAGE, advise_positions
+from .._core.text.calls import advise_positions
+from .._core.text.messages import PACKAGE
 from .._loop.binding.optimizer import Optimizer
 from .._loop.binding.stepping import check_arrays, check_readable
 from .._loop.programs.interrupts import HeldSignals

@@ -18,8 +18,7 @@ from ..protocol.context import Context
 from ..protocol.parts import CHECK, AbstractDeclared, Part, parts
 from ..protocol.transform import AbstractTransform
 from ..text import notebook
-from ..text.calls import call
-from ..text.messages import renamed
+from ..text.calls import call, renamed
 from ..text.printing import shortest
 from .declare import check_dtype
 from .schedule import AbstractSchedule, AbstractStatefulSchedule, hyperparameter_fields, read_number

@@ -16,9 +16,9 @@ from ...tree.dtypes import as_float
 from ...tree.types import PyTree, Scalar, Step, Tracer, captured
 from ..protocol.context import Context
 from ..protocol.parts import CHECK, AbstractDeclared
-from ..text.calls import call, check_takes
+from ..text.calls import advise_positions, call, check_takes
 from ..text.figures import make_figure
-from ..text.messages import NEEDS_A_VALUE, advise_positions, check_int, library, uncalled
+from ..text.messages import NEEDS_A_VALUE, check_int, library, uncalled
 from ..text.printing import as_module
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...tree.types import Hyperparameter, WhereLike
 from ..protocol.parts import AbstractDeclared
-from ..text.messages import advise_methods, library
+from ..text.calls import advise_methods
+from ..text.messages import library
 
 if TYPE_CHECKING:
     import slalom

@@ -20,8 +20,8 @@ from ...tree.types import Params, PyTree
 from ...where.resolve import Where
 from ..engine.encoded import blockwise, decoded, encoded_again, has_encoded
 from ..engine.manual_axes import refuse_parts
-from ..text.calls import check_function
-from ..text.messages import check_bool, check_keywords
+from ..text.calls import check_function, check_keywords
+from ..text.messages import check_bool
 from ..text.printing import AbstractPrinted
 from .context import Context
 from .writer import Writer

@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 from ..fields.schedule import hyperparameter_fields
 from ..methods.fluent import FLUENT
 from ..protocol.parts import parts
-from .messages import PACKAGE, elsewhere, renamed, similar
+from .calls import elsewhere, renamed, similar
+from .messages import PACKAGE
 from .printing import public_name
 
 _LEFT_TO_OPTAX = (

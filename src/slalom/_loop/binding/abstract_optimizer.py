@@ -14,7 +14,7 @@ from ..._core.protocol.context import Context
 from ..._core.protocol.loss import loss_of
 from ..._core.protocol.parts import find, parts
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_positions
+from ..._core.text.calls import advise_positions
 from ..._core.text.printing import AbstractPrinted, Call
 from ...tree.packed import holds_arrays, unpack
 from ...tree.sharding import to_device, to_memory_of

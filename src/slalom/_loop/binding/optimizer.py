@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from ..._core.fields.hyperparams import replace
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.state.slots import reset
-from ..._core.text.messages import advise_positions
+from ..._core.text.calls import advise_positions
 from ..._core.text.mistakes import frozen, no_attribute, optimizer_advice
 from ...tree.packed import pack
 from ...tree.paths import leaf_paths

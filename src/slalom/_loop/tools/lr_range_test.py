@@ -10,8 +10,9 @@ from jaxtyping import Float
 
 from ..._core.fields.declare import check_number
 from ..._core.protocol.transform import AbstractTransform
+from ..._core.text.calls import advise_positions
 from ..._core.text.figures import make_figure
-from ..._core.text.messages import advise_positions, check_int
+from ..._core.text.messages import check_int
 from ...tree.types import PyTree, WhereLike
 from ..binding.optimizer import Optimizer
 from ..training.options import BatchArgs

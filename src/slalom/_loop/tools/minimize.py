@@ -15,8 +15,8 @@ from ..._core.protocol.loss import loss_of
 from ..._core.protocol.parts import transforms
 from ..._core.protocol.real_vectors import from_vector, to_vector
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.calls import call, check_function
-from ..._core.text.messages import advise_positions, check_int
+from ..._core.text.calls import advise_positions, call, check_function
+from ..._core.text.messages import check_int
 from ...rules.curvature.levenberg_marquardt import ScaleByLevenbergMarquardt
 from ...tree.types import PyTree, Tracer, WhereLike
 from ..binding.model import split

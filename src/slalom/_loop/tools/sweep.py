@@ -15,8 +15,9 @@ from ..._core.fields.hyperparams import all_targets, targets
 from ..._core.fields.schedule import AbstractSchedule
 from ..._core.protocol.transform import AbstractTransform
 from ..._core.text import notebook
+from ..._core.text.calls import advise_positions
 from ..._core.text.figures import make_figure
-from ..._core.text.messages import advise_positions, check_int
+from ..._core.text.messages import check_int
 from ...tree.paths import candidates
 from ...tree.types import PyTree, WhereLike
 from ..binding.model import split

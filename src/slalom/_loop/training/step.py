@@ -8,7 +8,7 @@ import jax
 from jaxtyping import Array
 
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.text.messages import advise_positions
+from ..._core.text.calls import advise_positions
 from ...tree.types import PyTree, Tracer, is_deleted
 from ..binding.model import Model
 from ..binding.optimizer import Optimizer

@@ -5,7 +5,7 @@ from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, Unpack, over
 
 from jaxtyping import Array
 
-from ..._core.text.messages import advise_keywords, advise_positions
+from ..._core.text.calls import advise_keywords, advise_positions
 from ...tree.types import is_function
 from ..programs.arguments import as_tree
 from .batch_loss import as_compute_dtype

@@ -14,7 +14,7 @@ from ..._core.protocol.parts import Part, segments, transforms
 from ..._core.protocol.transform import AbstractTransform, require_transform
 from ..._core.protocol.wrapper import AbstractStatelessWrapper
 from ..._core.protocol.writer import Writer
-from ..._core.text.messages import advise_positions
+from ..._core.text.calls import advise_positions
 from ..._core.text.printing import Call, method_call
 from ...tree.paths import candidates, leaf_paths
 from ...tree.types import Gradients, Params, PyTree, WhereLike

@@ -450,8 +450,8 @@ CAPTURED = {
         sum_of_entries, sl.sgd(0.1), START, max_steps=1, callback=lambda *_: f(START)
     ),
     "schedule": lambda f: one_step(sl.adam(lambda step: f(START))),
-    "default": lambda f: one_step(sl.adam(by_default(held_by(f)))),
-    "keyword": lambda f: one_step(sl.adam(by_keyword(held_by(f)))),
+    "default": lambda f: one_step(sl.adam(by_default(held_by(f))[0])),
+    "keyword": lambda f: one_step(sl.adam(by_default(held_by(f))[1])),
     "partial": lambda f: one_step(sl.adam(functools.partial(rate, held_by(f)))),
     "method": lambda f: one_step(sl.adam(Rate(held_by(f)).at)),
     "condition": lambda f: one_step(sl.adam(0.1).when(lambda c, u: f(START) > 0, otherwise="zero")),
@@ -484,11 +484,7 @@ def rate(x, step):
 
 
 def by_default(x):
-    return lambda step, x=x: jnp.sum(x)
-
-
-def by_keyword(x):
-    return lambda step, *, x=x: jnp.sum(x)
+    return (lambda step, x=x: rate(x, step)), (lambda step, *, x=x: rate(x, step))
 
 
 @dataclasses.dataclass(eq=False)
@@ -503,13 +499,17 @@ def held_by(function):
     return function.__closure__[0].cell_contents
 
 
+def capturing(data):
+    return lambda model: jnp.sum(model["w"] * data)
+
+
 EVERYDAY = "step", "keep_best", "train_step, argument", "minimize, callback", "schedule", "only"
 
 
 @pytest.mark.parametrize("who", slow_except(CAPTURED, *EVERYDAY))
 def test_programs_keep_no_function_and_nothing_that_it_captured(who):
     data = np.ones(2)
-    CAPTURED[who](lambda model, data=data: jnp.sum(model["w"] * data))
+    CAPTURED[who](capturing(data))
     kept = weakref.ref(data)
     del data
     gc.collect()

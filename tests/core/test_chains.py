@@ -47,6 +47,9 @@ def test_links_are_reached_by_position_class_and_name_which_is_never_taken_twice
     assert tx["rule"] == sl.adam(0.1)
     assert tx["rule.scale_by_adam"] == tx["scale_by_adam"] == tx[sl.ScaleByAdam] == ADAM
     assert (sl.named_chain(clip=CLIP) | RATE)["clip"] == sl.named_chain(clip=CLIP)["clip"] == CLIP
+    for which in (slice(0, 1), sl.ScaleByAdam(), None):
+        with pytest.raises(TypeError, match="named by its path or its class, in a chain also by"):
+            sl.adam(0.1)[which]
 
     tx = sl.Scale(1.0) | sl.Scale(2.0) | ADAM | sl.Scale(3.0)
     assert [tx[name].step_size for name in ("scale", "scale_2", "scale_3")] == [1.0, 2.0, 3.0]

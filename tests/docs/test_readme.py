@@ -128,12 +128,8 @@ def test_readme_runs_outside_of_the_strict_world_with_the_message_shown():
     done = newcomer.run("-c", code, SLALOM_TYPECHECK="0")
     assert done.returncode == 0, done.stderr
 
-    blocks_of = (
-        code
-        for _, code, shown in blocks("README.md")
-        if not re.match(r"[\w.]+Error: ", shown or "")
-    )
-    code = "\n".join(blocks_of)
+    error = re.compile(r"[\w.]+Error: ")
+    code = "\n".join(x for _, x, shown in blocks("README.md") if not error.match(shown or ""))
     for checks in "01":
         done = newcomer.run("-c", code, SLALOM_TYPECHECK=checks)
         assert done.returncode == 0, done.stderr

@@ -233,10 +233,11 @@ def _context(
     extra = {name: keywords.pop(name) for name in list(keywords) if name not in known}
     context = Context(**of_step, **keywords, extra=extra)
 
-    if not all(name == "params" or context.has(name) for name in declared):
-        lacking, absent = absent_inputs(transform, lambda n: n == "params" or context.has(n))
+    absent = {name for name in declared if name != "params" and not context.has(name)}
+    if absent:
+        lacking, names = absent_inputs(transform, lambda name: name not in absent)
         who = series((f"{type(x.module).__name__} ('{x.name}')" for x in lacking), "and")
-        raise TypeError(missing(who, *absent, in_training_step=in_training_step))
+        raise TypeError(missing(who, *names, in_training_step=in_training_step))
     for name in (*extra, *functions):
         if name not in declared and name != "value_fn":
             accepted = sorted(declared - {*ALWAYS, "params", "step"})

@@ -7,9 +7,10 @@ import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree
 
 from ... import fields, tree
+from ...tree.moments import bias_factors, with_newest
 from ...tree.types import Hyperparameter, Params, Scalar, WhereLike
 from .._base import AbstractRule, AbstractTransform, advise_keywords
-from ..momentum.momentum import bias_factors, first_moment, with_newest
+from ..momentum.momentum import first_moment
 from ..shaping.descent import ScaleByLearningRate, decayed_descent
 
 

@@ -10,6 +10,7 @@ from jaxtyping import Array
 
 from .. import fields, tree
 from .._core.fields.declare import checked_field
+from .._core.text.messages import check_int
 from .._core.text.printing import code
 from ..tree.paths import dotted
 from ..tree.types import PyTree, Scalar
@@ -120,11 +121,6 @@ class l2_sphere(AbstractProjection):
         return tree.map_leaves(lambda now, u, x: u - now.share * x, (u, unit), now)
 
 
-def _check_axis(name: str, axis: object) -> None:
-    if not isinstance(axis, int) or isinstance(axis, bool):
-        raise TypeError(f"{name} must be an int, got {axis!r} of type {type(axis).__name__}.")
-
-
 class sphere(AbstractProjection):
     """The projection of each leaf onto the unit sphere: p = x/‖x‖.
 
@@ -146,7 +142,7 @@ class sphere(AbstractProjection):
 
     is_convex: ClassVar[bool] = False
 
-    axis: int | None = checked_field(_check_axis, None)
+    axis: int | None = checked_field(check_int, None)
 
     def nearest(self, now: SimpleNamespace, x: PyTree) -> PyTree:
 

@@ -70,15 +70,15 @@ def report(fields: Mapping[str, Iterable[str]], rare: tuple[str, ...] = ()) -> s
     return "\n".join(lines)
 
 
-def check_int(name: str, value: object, least: int, or_else: str = "") -> None:
-    """Raises an error for anything but an int of at least this size.
+def check_int(name: str, value: object, least: int | None = None, or_else: str = "") -> None:
+    """Raises an error for anything but an int, and for one below a bound.
 
     `or_else` says what else is allowed, or what is counted.
     """
     if not isinstance(value, int) or isinstance(value, bool):
         kind = type(value).__name__
         raise TypeError(f"{name} must be an int{or_else}, got {value!r} of type {kind}.")
-    if value < least:
+    if least is not None and value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}.")
 
 

@@ -142,6 +142,34 @@ def test_parts_and_declarations_of_rules():
         tx.update(one, tx.init(params()), one)
 
 
+def rule(**phases):
+    return type("Wrong", (sl.AbstractRule,), {"direction": lambda self, g, leaf: g} | phases)()
+
+
+def test_phases_of_rules_that_return_or_read_what_they_must_not():
+    for wrong, got in ((None, "of type NoneType"), (jnp.ones(3), "of shape (3,)")):
+        with refused(TypeError, f"Wrong.direction … shape (2, 3) … {got}", obvious="as it has"):
+            refreshed(rule(direction=lambda self, g, leaf, wrong=wrong: wrong))
+    with refused(TypeError, "Wrong.measure … dictionary of scalars, got", obvious="return one"):
+        refreshed(rule(measure=lambda self, g, leaf: jnp.sum(g)))
+    with refused(TypeError, "Wrong.reduce … dictionary of scalars, got {'a'", obvious="sum it"):
+        refreshed(rule(reduce=lambda self, g, leaf: {"a": g}))
+    with refused(KeyError, "b: `measure` and `reduce` return 'a'", obvious="read 'a'"):
+        read = {"finish": lambda self, sums, state: sums["b"]}
+        refreshed(rule(measure=lambda self, g, leaf: {"a": jnp.sum(g)}, **read))
+    with refused(ValueError, "Wrong.plans … 2 values for 1 leaves", obvious="one for each leaf"):
+        refreshed(rule(plans=lambda self, params: (1, 2)))
+    for name, need in (("p", "params"), ("grad", "grad"), ("value", "value")):
+        with refused(
+            AttributeError, f"no attribute '{name}'", f'`self.{name}` … `needs = ("{need}",)`'
+        ):
+            refreshed(rule(direction=lambda self, g, leaf, name=name: getattr(self, name)))
+    with refused(
+        ValueError, "The field 'factors' … shape ((3, 3),), not ((3, 2),)", obvious="keep it"
+    ):
+        refreshed(Reshaped())
+
+
 def test_gradients_that_pass_raw_and_places_outside_of_maximize():
     masked = sl.adam(0.1).mask(sl.where.path("w"))
     for tx in (masked, sl.ClipByGlobalNorm(1.0) | masked):
@@ -356,6 +384,13 @@ class Misnamed(NeverDue):
 class Misspelt(NeverDue):
     def advance(self, g, leaf):
         leaf.factor = g
+
+
+class Reshaped(NeverDue):
+    refreshes = ()
+
+    def advance(self, g, leaf):
+        leaf.factors = (g,)
 
 
 def refreshed(tx):

@@ -58,6 +58,9 @@ class Fields(SimpleNamespace):
     def __setattr__(self, name: str, value: object) -> None:
         if name not in vars(self):
             raise AttributeError(_no_field(name, vars(self)))
+        old, new = (jax.tree.map(np.shape, x) for x in (vars(self)[name], value))
+        if new != old:
+            raise ValueError(f"The field '{name}' of the state has shape {old}, not {new}.")
         vars(self)[name] = value
 
     def __getattr__(self, name: str) -> Any:
@@ -90,7 +93,7 @@ class Sums:
 
     def __getitem__(self, name: str) -> Scalar:
         if name not in self._totals:  # a second read must not add a conditional
-            terms = [leaf[name] for leaf in self._of_leaves]
+            terms = self._terms(name)
             if terms and isinstance(terms[0], tree.SumOfSquares):
                 total = tree.norm_of_all(terms, self._terms_again(name))
             else:
@@ -101,7 +104,7 @@ class Sums:
     def each(self, *names: str) -> Any:
         """The results of `measure` at each leaf: a vector with an entry per leaf, or one vector per
         name."""
-        terms = [leaf[name] for name in names for leaf in self._of_leaves]
+        terms = [x for name in names for x in self._terms(name)]
         if not terms:
             values = jnp.zeros(0, self._dtype)
         elif isinstance(terms[0], tree.SumOfSquares):
@@ -110,6 +113,12 @@ class Sums:
             values = jnp.stack([cast(x, self._dtype) for x in terms])
         vectors = jnp.split(values, len(names))
         return vectors if vectors[1:] else vectors[0]
+
+    def _terms(self, name: str) -> list[Any]:
+        if self._of_leaves and name not in self._of_leaves[0]:
+            names = ", ".join(map(repr, self._of_leaves[0])) or "nothing"
+            raise KeyError(f"{name}: `measure` and `reduce` return {names}.")
+        return [leaf[name] for leaf in self._of_leaves]
 
     def _terms_again(self, *names: str) -> Callable[[list[Any]], list[tree.SumOfSquares]]:
         def again(factors: list[Any]) -> list[tree.SumOfSquares]:
@@ -169,7 +178,17 @@ def phases(
                     value = _written_after(first, x) if name in last else x
                     new_fields[name], seen = stored_like(old_fields[name], value, seeds.get(name))
                     setattr(leaf, name, in_precision_of(seen, dtype))
-            return rule.direction(g, leaf) if "direction" in does else None, new_fields
+            if "direction" not in does:
+                return None, new_fields
+            update = rule.direction(g, leaf)
+            shape = getattr(update, "shape", None)
+            if shape != g.shape:
+                kind = f"of type {type(update).__name__}" if shape is None else f"of shape {shape}"
+                raise TypeError(
+                    f"{type(rule).__name__}.direction must return an array of shape {g.shape}, as "
+                    f"the gradient has, got something {kind}."
+                )
+            return update, new_fields
 
     if part.module.over != "matrix":
         return at_one(inputs)
@@ -187,7 +206,12 @@ def measured(
 
     def at_one(inputs: LeafInputs) -> LeafSums:
         with at_leaf(part, plan, inputs) as (rule, g, leaf, _):
-            return getattr(rule, phase)(g, leaf)
+            sums = getattr(rule, phase)(g, leaf)
+        if not isinstance(sums, dict) or any(getattr(x, "ndim", 0) for x in sums.values()):
+            raise TypeError(
+                f"{type(rule).__name__}.{phase} must return a dictionary of scalars, got {sums!r}."
+            )
+        return sums
 
     def total(name: str, x: Any) -> Any:
         if isinstance(x, tree.NormOf):  # of all matrices of the leaf

@@ -215,6 +215,11 @@ class _RuleStep:
             self.plan = matrices(self.rule, self.shapes)
         else:
             self.plan = self.rule.plans(self.shapes) or (None,) * len(at.leaves)
+            if len(self.plan) != len(at.leaves):
+                raise ValueError(
+                    f"{type(self.rule).__name__}.plans returned {len(self.plan)} values for "
+                    f"{len(at.leaves)} leaves."
+                )
         self.sums: list[LeafSums] = [{} for _ in at.leaves]
         self.again: Again = lambda factors: [{} for _ in factors]
         # The phase that comes after `refresh`, if the rule has one.

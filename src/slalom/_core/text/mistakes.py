@@ -110,6 +110,9 @@ def no_attribute(owner: Any, name: str, advise: Callable[[Any, str], str]) -> An
     )
 
 
+_SEEN_IF_NEEDED = {"p": "params", "grad": "grad", "value": "value"}
+
+
 def transform_advice(transform: Any, name: str) -> str:
     """Advice for an attribute that a transform does not have."""
     for part in parts(transform):
@@ -118,6 +121,9 @@ def transform_advice(transform: Any, name: str) -> str:
                 f" Its part '{part.name}' has: write `tx[{part.name!r}].{name}`, or read "
                 f'`opt.hyperparams["{name}"]` of an optimizer.'
             )
+    if name in _SEEN_IF_NEEDED:
+        need = _SEEN_IF_NEEDED[name]
+        return f' The phases of a rule see `self.{name}` if it declares `needs = ("{need}",)`.'
     public = [n for n in dir(type(transform)) if n[0] != "_"]
     written = {n: f"tx.{n}(...)" if n in FLUENT else f"tx.{n}" for n in public}
     methods = ", ".join(sorted(FLUENT))

@@ -1,6 +1,5 @@
 """The last few checkpoints of a run, in one directory."""
 
-import operator
 import os
 import re
 from collections.abc import Callable
@@ -9,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from .._core.text.messages import check_int, warn
+from .._core.text.messages import as_int, check_int, warn
 from .._loop.binding.optimizer import Optimizer
 from ..tree.types import PyTree
 from ._file import File
@@ -63,7 +62,7 @@ class Rolling:
         if not isinstance(directory, str | os.PathLike):
             raise TypeError(f"`directory` must be a path, got {directory!r}.")
         if keep is not None:
-            check_int("`keep`", _as_int(keep), 1, " or None")
+            check_int("`keep`", as_int(keep), 1, " or None")
         self.directory = Path(os.path.abspath(directory))
         self.keep = keep
         self.background = background
@@ -92,7 +91,7 @@ class Rolling:
         compared with its checksums. It warns of one that cannot be removed.
         """
         trees = trees_of(model, opt, more)
-        step = _count(opt) if step is None else _as_int(step)
+        step = _count(opt) if step is None else as_int(step)
         check_int("`step`", step, 0)
         later = [n for n in self.steps if n > step]
         if later:
@@ -193,14 +192,6 @@ class Rolling:
 
 _UNREADABLE = (DamagedError, NewerVersionError, OSError)
 """The errors of a file that this program cannot read, while it may be able to read an older one."""
-
-
-def _as_int(number: Any) -> int:
-    """An integer of any kind as an int. Anything else is returned as is, for a check."""
-    try:
-        return operator.index(number)
-    except TypeError:
-        return number
 
 
 def _checked(path: Path) -> Path:

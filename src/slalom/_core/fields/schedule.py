@@ -18,7 +18,7 @@ from ..protocol.context import Context
 from ..protocol.parts import CHECK, AbstractDeclared
 from ..text.calls import advise_positions, call, check_takes
 from ..text.figures import make_figure
-from ..text.messages import NEEDS_A_VALUE, check_int, library, uncalled
+from ..text.messages import NEEDS_A_VALUE, as_int, check_int, library, uncalled
 from ..text.printing import as_module
 
 if TYPE_CHECKING:
@@ -105,8 +105,7 @@ class AbstractSchedule(AbstractDeclared):
 
         ```
         """
-        n = int(n) if isinstance(n, np.integer) else n
-        check_int("The number of values of a schedule", n, 0)
+        check_int("The number of values of a schedule", as_int(n), 0)
         return jax.vmap(lambda step: self(step))(jnp.arange(n, dtype=jnp.int32))
 
     def plot(self, steps: int) -> "Figure":

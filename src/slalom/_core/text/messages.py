@@ -1,6 +1,7 @@
 """Warnings, errors, and what their texts have in common."""
 
 import linecache
+import operator
 import sys
 import traceback
 import warnings
@@ -80,6 +81,14 @@ def check_int(name: str, value: object, least: int | None = None, or_else: str =
         raise TypeError(f"{name} must be an int{or_else}, got {value!r} of type {kind}.")
     if least is not None and value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}.")
+
+
+def as_int(number: Any) -> int:
+    """An integer of any kind as an int. Anything else is returned as is, for a check."""
+    try:
+        return number if isinstance(number, bool) else operator.index(number)
+    except TypeError:
+        return number
 
 
 def check_bool(name: str, value: object) -> None:

@@ -129,7 +129,7 @@ def test_leaves_are_named_by_their_full_paths_which_two_never_share():
     assert "partition.bias.add_noise.key_2" in names(opt)  # the other one is its state
 
 
-@rows(0)
+@rows()
 def test_every_leaf_has_a_name_of_its_own(row):
     opt = row.opt
     assert len(names(opt)) == len(jax.tree.leaves(opt))

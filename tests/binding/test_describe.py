@@ -138,7 +138,7 @@ def test_tables_of_optimizers_numbers_and_sweeps_in_a_notebook_are_escaped():
     assert "sweep of 4 runs" in html
 
 
-@rows(1)
+@rows()
 def test_every_transform_has_a_tree(row):
     page = parsed(row.tx._repr_html_())
     assert page.tags.count("details") == page.tags.count("summary") >= 1

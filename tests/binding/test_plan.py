@@ -168,7 +168,7 @@ def test_state_of_matrix_rules_is_planned_as_it_is_created(place):
 
 
 # Reference that the rules of `plan` are checked against: what binding creates.
-@rows(2, everyday=("ScaleByAdam", "ScaleByFactoredRms", "Flatten"))
+@rows(everyday=("ScaleByAdam", "ScaleByFactoredRms", "Flatten"))
 def test_state_is_planned_as_it_is_created(row):
     mesh = all_devices()
     shapes = abstract(mesh, SPECS["both"], (64, 128))

@@ -53,7 +53,7 @@ def slots_of(opt):
     return slots(opt.transform, opt.state, ())
 
 
-@rows(3)
+@rows()
 def test_reset_makes_anew_what_belongs_to_parameters_and_rebinding_keeps_all_but_copies(row):
     model = {"a": jnp.ones((7, 11)), "b": jnp.ones((7, 11)), "c": jnp.ones(11)}
     opt = sl.Optimizer(row.tx, model)
@@ -221,7 +221,7 @@ OWN_AXES = (
 DETERMINISTIC = [n for n in GRADIENT_ROWS if not {"AddNoise", "ScaleByIvon"} & {n}]
 
 
-@rows(4, DETERMINISTIC, everyday=("ScaleByAdam", "ScaleByFactoredRms, factored", "Store"))
+@rows(DETERMINISTIC, everyday=("ScaleByAdam", "ScaleByFactoredRms, factored", "Store"))
 def test_rows_of_the_state_move_with_those_of_the_parameters(row):
     model = {"a": jax.random.normal(jax.random.key(0), (7, 11)), "b": jnp.linspace(1, 2, 7)}
     order = jnp.array([3, 0, 6, 1, 5, 2, 4])

@@ -123,7 +123,7 @@ def sum_of_squares(params):
     return sum((jnp.sum(x**2 + x) for x in jax.tree.leaves(params)), jnp.zeros(()))
 
 
-@rows(5, GRADIENT_ROWS, everyday=("ScaleByTrustRatio",))
+@rows(GRADIENT_ROWS, everyday=("ScaleByTrustRatio",))
 def test_steps_are_those_of_one_device_or_are_refused(row):
     opt = sl.Optimizer(row.tx, SHARDED)
     parts = jax.tree.map(lambda x: P("model") if x.shape[:1] == (4,) else P(), (SHARDED, opt))

@@ -106,7 +106,7 @@ def test_the_largest_free_dimension_is_partitioned_if_the_mesh_can_hold_it():
         opt.shard_state(explicit)
 
 
-@rows(6, BUT_RECIPES, everyday=())
+@rows(BUT_RECIPES, everyday=())
 def test_steps_are_those_of_one_device_and_keep_the_shardings(row):
     noise = 0.1 * jax.random.normal(jax.random.key(0), (2, 8, 8)) + hadamard(8)[None]
     start = {"b": jnp.ones(8), "odd": jnp.ones(3), "none": jnp.ones((0, 8))}

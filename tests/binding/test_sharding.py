@@ -174,7 +174,6 @@ def specs(tree):
 
 
 @rows(
-    0,
     GRADIENT_ROWS,
     everyday=("ScaleByAdam", "Graft, every_k", "Store, every_k"),
     ci=("ScaleBySm3", "ScaleByFactoredRms, factored", "Snapshot", "EveryK, skip"),
@@ -302,7 +301,7 @@ def test_steps_keep_memory_and_sharding_and_compile_once(step, home):
 
 
 @creates_on_host
-@rows(1, GRADIENT_ROWS, everyday=())
+@rows(GRADIENT_ROWS, everyday=())
 def test_every_rule_keeps_the_memory_of_its_state(row):
     params = put(make_params(), HOMES["mesh"])
     opt = sl.Optimizer(row.tx, params)

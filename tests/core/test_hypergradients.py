@@ -104,7 +104,7 @@ ROUGH = {
 AT_ZERO = "ScaleByAdam", "ScaleByAdan", "ScaleByRadam", "ScaleByRms, bias correction"
 
 
-@rows(2, SMOOTH, everyday=("ScaleByRss, from zero", "Ema"), ci=AT_ZERO)
+@rows(SMOOTH, everyday=("ScaleByRss, from zero", "Ema"), ci=AT_ZERO)
 def test_derivatives_are_those_of_finite_differences(row, x64):
     tx, params = row.tx, jnp.asarray(PARAMS)
     points = list(points_of(tx))

@@ -36,7 +36,7 @@ def test_no_public_transform_is_missing_from_the_table():
     assert public - rows == set()
 
 
-@rows(3, everyday=EVERYTHING)
+@rows(everyday=EVERYTHING)
 def test_a_traced_step_returns_what_it_was_given(row):
     params = {"w": jnp.ones((2, 3)), "b": jnp.ones(2)}
 
@@ -64,7 +64,7 @@ def scan_four(params, opt, grads, check=lambda before, after: None):
     return jax.lax.scan(body, (params, opt), length=4)[0]
 
 
-@rows(4)
+@rows()
 def test_types_hold_where_scan_and_cond_carry_an_optimizer_in_float64(row, x64, typechecked):
     params = make_params((jnp.float64, jnp.float32, jnp.bfloat16))
     opt = sl.Optimizer(row.tx, params)
@@ -78,7 +78,7 @@ def test_types_hold_where_scan_and_cond_carry_an_optimizer_in_float64(row, x64, 
     jax.eval_shape(lambda p, o: scan_four(p, o, make_grads(params), check), params, opt)
 
 
-@rows(5)
+@rows()
 def test_copied_and_pickled_optimizers_are_the_same(row):
     copies = [copy.deepcopy(row.opt)]
     if "lambda" not in repr(row.tx):  # Python pickles no lambda
@@ -89,14 +89,14 @@ def test_copied_and_pickled_optimizers_are_the_same(row):
         assert eqx.tree_equal(again.arrays, row.opt.arrays)
 
 
-@rows(6, WITH_PER_EXAMPLE, everyday=(*ONE_OF_EACH_KIND, *PER_EXAMPLE))
+@rows(WITH_PER_EXAMPLE, everyday=(*ONE_OF_EACH_KIND, *PER_EXAMPLE))
 def test_shapes_alone_are_enough_to_plan(row):
     transforms = row.tx, row.opt.transform
     opts = jax.eval_shape(lambda: [sl.Optimizer(tx, row.params) for tx in transforms])
     assert [*map(jax.tree.structure, opts)] == 2 * [jax.tree.structure(row.opt)]
 
 
-@rows(0, WITH_PER_EXAMPLE, everyday=(*ONE_OF_EACH_KIND, *PER_EXAMPLE))
+@rows(WITH_PER_EXAMPLE, everyday=(*ONE_OF_EACH_KIND, *PER_EXAMPLE))
 def test_a_tree_without_any_leaf_is_stepped_over(row):
     nothing = {"hole": None}
 
@@ -107,7 +107,7 @@ def test_a_tree_without_any_leaf_is_stepped_over(row):
     assert jax.eval_shape(update) == nothing
 
 
-@rows(1, WITH_PER_EXAMPLE, everyday=(*ONE_OF_EACH_KIND, *PER_EXAMPLE), ci=EVERYTHING)
+@rows(WITH_PER_EXAMPLE, everyday=(*ONE_OF_EACH_KIND, *PER_EXAMPLE), ci=EVERYTHING)
 def test_the_code_it_prints_makes_it_again(row):
     if "lambda" in repr(row.tx):
         pytest.skip("a function has no code to print")
@@ -128,7 +128,7 @@ SOLVED_WHOLE = (
 )
 
 
-@rows(2, [name for name in EVERYTHING if name not in SOLVED_WHOLE], everyday=DIVIDES)
+@rows([name for name in EVERYTHING if name not in SOLVED_WHOLE], everyday=DIVIDES)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_leaf_may_have_more_entries_than_an_int_counts(row):
     def step(params):
@@ -152,7 +152,7 @@ def assert_added_is_stepped(params, updated, stepped):
     assert_close(by_update, by_step, rtol=1e-6)
 
 
-@rows(3, WITH_PER_EXAMPLE, ci=PER_EXAMPLE)
+@rows(WITH_PER_EXAMPLE, ci=PER_EXAMPLE)
 def test_step_returns_what_it_was_given(row):
     steps = row.mixed
     assert kind_of((steps.params, steps.opt)) == steps.before
@@ -162,20 +162,20 @@ def test_step_returns_what_it_was_given(row):
         assert steps.params["z"].dtype == jnp.complex64
 
 
-@rows(4)
+@rows()
 def test_no_buffer_stands_twice_so_everything_can_be_donated(row):
     for own in (row.mixed.pointers, pointers((row.params, row.opt))):
         assert len(set(own)) == len(own)
 
 
-@rows(5)
+@rows()
 def test_update_then_add_is_step(row):
     if not row.returns_updates:
         pytest.skip("`opt.update` is refused, as `test_writing.py` tests")
     assert_added_is_stepped(row.mixed.start, row.mixed.updated, row.mixed.stepped)
 
 
-@rows(6, BUT_RECIPES, everyday=())
+@rows(BUT_RECIPES, everyday=())
 def test_update_then_add_is_step_outside_of_jit_and_without_donation(row):
     if not row.returns_updates:
         pytest.skip("`opt.update` is refused, as `test_writing.py` tests")
@@ -188,7 +188,7 @@ def test_update_then_add_is_step_outside_of_jit_and_without_donation(row):
     assert_added_is_stepped(params, updated, stepped)
 
 
-@rows(0, BUT_RECIPES, everyday=(), ci=("Partition",))
+@rows(BUT_RECIPES, everyday=(), ci=("Partition",))
 def test_a_scan_takes_the_same_steps(row):
     params, opt = row.params, row.opt
     grads = make_grads(params)
@@ -199,7 +199,7 @@ def test_a_scan_takes_the_same_steps(row):
     assert_close(scanned, twice, rtol=1e-5, atol=1e-6)
 
 
-@rows(1, WRAPPERS, everyday=())
+@rows(WRAPPERS, everyday=())
 def test_observing_changes_no_bit(row):
     params = row.params
     grads = make_grads(params)
@@ -224,7 +224,7 @@ def recorded(tx):
 mesh = Mesh(np.array(jax.devices()), ("data",))
 
 
-@rows(2, everyday=(), ci=ONE_OF_EACH_KIND)
+@rows(everyday=(), ci=ONE_OF_EACH_KIND)
 def test_step_leaves_everything_where_it_lies_on_a_mesh(row):
     everywhere = NamedSharding(mesh, PartitionSpec())
     params = jax.tree.map(lambda p: jax.device_put(np.asarray(p), everywhere), make_params())
@@ -234,7 +234,7 @@ def test_step_leaves_everything_where_it_lies_on_a_mesh(row):
     assert kind_of(opt.step(params, grads, **known(params, grads))) == kind_of((params, opt))
 
 
-@rows(3, BUT_RECIPES, everyday=())
+@rows(BUT_RECIPES, everyday=())
 def test_vmap_over_runs_equals_the_runs(row):
     grads = make_grads(make_params())
     scales = jnp.array([1.0, 2.0])
@@ -257,7 +257,7 @@ def test_vmap_over_runs_equals_the_runs(row):
     assert_close(jax.tree.map(lambda x: x[1], together), alone, rtol=rtol, atol=atol)
 
 
-@rows(4, BUT_RECIPES, everyday=("EveryK", "Mechanize"), ci=("ScaleByZoomLinesearch",))
+@rows(BUT_RECIPES, everyday=("EveryK", "Mechanize"), ci=("ScaleByZoomLinesearch",))
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("created", [False, True], ids=["switched on", "switched off"])
 def test_an_optimizer_steps_when_x64_is_switched_or_says_so(created, row):
@@ -280,7 +280,7 @@ def test_an_optimizer_steps_when_x64_is_switched_or_says_so(created, row):
         jax.eval_shape(step, params, opt)
 
 
-@rows(5, everyday=(), ci=ONE_OF_EACH_KIND)
+@rows(everyday=(), ci=ONE_OF_EACH_KIND)
 def test_a_whole_model_gives_what_its_arrays_give(row):
     model = eqx.nn.MLP(2, 1, 3, 1, key=jax.random.key(0))
     arrays = eqx.filter(model, eqx.is_inexact_array)
@@ -344,7 +344,7 @@ def steps(step, model, opt, start):
     return history
 
 
-@rows(6, ROWS, everyday=("EveryK", "AddNoise"), ci=("Drive", "nested", *PER_EXAMPLE))
+@rows(ROWS, everyday=("EveryK", "AddNoise"), ci=("Drive", "nested", *PER_EXAMPLE))
 def test_a_row_resumes_bit_for_bit(row, tmp_path):
     step = sl.train_step(loss_for(row.tx), donate=False)
     start = sl.Optimizer(row.tx, MODEL)

@@ -63,7 +63,7 @@ WITH_GRADIENT = {name: tx for name, tx in WITH_GRADIENT.items() if "ivon" not in
 GRADIENT_ROWS = [name for name in GRADIENT_ROWS if name in WITH_GRADIENT]
 
 
-@rows(0, GRADIENT_ROWS, everyday=("ScaleByAdam", "Average"))
+@rows(GRADIENT_ROWS, everyday=("ScaleByAdam", "Average"))
 def test_every_transform_updates_as_an_optimizer_does(row):
     tx = to_optax(row.tx)
 
@@ -301,7 +301,7 @@ def test_multi_steps_of_optax_equals_every_k():
     assert_close(updates, expected, rtol=1e-5)
 
 
-@rows(1, WITH_GRADIENT, everyday=("Partition", "Flatten", "adamw", "ScaleBySm3"))
+@rows(WITH_GRADIENT, everyday=("Partition", "Flatten", "adamw", "ScaleBySm3"))
 def test_optax_maps_what_slalom_maps_and_all_that_belongs_to_a_parameter(row):
     if row.name == "Monitor":
         pytest.skip("it measures a list of leaves, which no tree without leaves shows")

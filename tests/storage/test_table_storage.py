@@ -109,7 +109,7 @@ def assert_changes_no_bit(tx, ways):
             assert_same_bits(trained(WAYS[how](tx)), alone, roundings)
 
 
-@rows(4, GRADIENT_ROWS, everyday=("ScaleByAdam",))
+@rows(GRADIENT_ROWS, everyday=("ScaleByAdam",))
 @pytest.mark.usefixtures("contracted_alike")
 def test_ways_to_store_and_observers_change_no_bit(row):
     # Two of them for each row, so that each way has rows of each kind.
@@ -124,7 +124,7 @@ def test_no_way_to_store_and_no_observer_changes_a_bit(row):
     assert_changes_no_bit(row.tx, WAYS)
 
 
-@rows(5, GRADIENT_ROWS, everyday=("ScaleByAdam",))
+@rows(GRADIENT_ROWS, everyday=("ScaleByAdam",))
 def test_half_precision_parameters_with_master_weights_follow_single_precision(row):
     tx = row.tx
     if writes(tx):

@@ -4,6 +4,8 @@ A file of this folder has a part of the table. A property takes its rows from `r
 when each of them runs.
 """
 
+import zlib
+
 import pytest
 
 from helpers import EXHAUSTIVE, SLOW, transforms_in
@@ -48,23 +50,25 @@ ONE_OF_EACH_KIND = (
 )
 
 
-def rows(turn, names=EVERYTHING, *, everyday=ONE_OF_EACH_KIND, ci=()):
+def rows(names=EVERYTHING, *, everyday=ONE_OF_EACH_KIND, ci=()):
     """Gives a property its rows, each in its tier, as the argument `row`.
 
-    Rows run every day if they are named. A seventh of the others runs in CI, beginning with that
-    at `turn`: properties that follow each other take other sevenths, so each row has a seventh of
-    the properties. Rows that differ in what the property checks are named in `ci`. The rest of the
-    product is exhaustive, and so are recipes, which are chains of other rows.
+    Rows run every day if they are named. One in ten of the others runs in CI, drawn anew for each
+    property, and so do rows that are named in `ci`, because they differ in what the property checks.
+    The rest of the product is exhaustive, and so are recipes, which are chains of other rows.
     """
-    sevenths = {name: i % 7 for i, name in enumerate(BUT_RECIPES)}
 
-    def tier(name):
-        if name in everyday:
-            return []
-        return [SLOW if name in ci or sevenths.get(name) == turn else EXHAUSTIVE]
+    def give(test):
+        def tier(name):
+            if name in everyday:
+                return []
+            drawn = zlib.crc32(f"{test.__name__}[{name}]".encode()) % 10 == 0
+            return [SLOW if name in ci or (drawn and name in BUT_RECIPES) else EXHAUSTIVE]
 
-    # Workers take whole groups, so the tests of a row find its programs.
-    values = [
-        pytest.param(name, marks=(pytest.mark.xdist_group(name), *tier(name))) for name in names
-    ]
-    return pytest.mark.parametrize("row", values, indirect=True)
+        # Workers take whole groups, so the tests of a row find its programs.
+        values = [
+            pytest.param(name, marks=(pytest.mark.xdist_group(name), *tier(name))) for name in names
+        ]
+        return pytest.mark.parametrize("row", values, indirect=True)(test)
+
+    return give

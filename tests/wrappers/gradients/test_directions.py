@@ -236,7 +236,7 @@ def three_steps(tx, sign):
 
 
 @pytest.mark.filterwarnings("ignore:A step of this optimizer ascends")
-@rows(6, GRADIENT_ROWS, everyday=("ScaleByAdam", "Average", "EveryK, skip", "ScaleByPolyak"))
+@rows(GRADIENT_ROWS, everyday=("ScaleByAdam", "Average", "EveryK, skip", "ScaleByPolyak"))
 def test_to_maximize_is_to_minimize_the_negative(row):
     expected, descended = three_steps(row.tx, -1)
     path, opt = three_steps(row.tx.maximize(), 1)

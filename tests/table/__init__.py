@@ -54,8 +54,8 @@ def rows(names=EVERYTHING, *, everyday=ONE_OF_EACH_KIND, ci=()):
     """Gives a property its rows, each in its tier, as the argument `row`.
 
     Rows run every day if they are named. One in ten of the others runs in CI, drawn anew for each
-    property, and so do rows that are named in `ci`, because they differ in what the property checks.
-    The rest of the product is exhaustive, and so are recipes, which are chains of other rows.
+    property, with those named in `ci`, which differ in what the property checks. The rest of the
+    product is exhaustive, and so are recipes, which are chains of other rows.
     """
 
     def give(test):

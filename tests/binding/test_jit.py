@@ -1,12 +1,12 @@
 """One compile, no forced wait, safe donation, readable runtime errors."""
 
 import dataclasses
-import functools
 import gc
 import pickle
 import subprocess
 import sys
 import weakref
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -15,6 +15,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import AxisType
+from jax.tree_util import Partial
 
 import slalom as sl
 from helpers import Counting, after_training, mean_square, slow_except
@@ -129,17 +130,11 @@ class Traces:
 CARRIERS = {
     "module": lambda traces, scale: Scaled(scale, traces.list),
     "bound method": lambda traces, scale: Scaled(scale, traces.list).method,
-    "functools.partial": lambda traces, scale: functools.partial(scaled, traces, scale),
-    "keywords": lambda traces, scale: functools.partial(
-        functools.partial(scaled, traces, jnp.zeros(())), shift=scale
-    ),
-    "partial of a method": lambda traces, scale: functools.partial(
-        Scaled(scale, traces.list).method, y=y
-    ),
-    "jax.tree_util.Partial": lambda traces, scale: jax.tree_util.Partial(scaled, traces, scale),
-    "jax's partial of a module": lambda traces, scale: jax.tree_util.Partial(
-        Scaled(scale, traces.list), y=y
-    ),
+    "functools.partial": lambda traces, scale: partial(scaled, traces, scale),
+    "keywords": lambda traces, scale: partial(partial(scaled, traces, jnp.zeros(())), shift=scale),
+    "partial of a method": lambda traces, scale: partial(Scaled(scale, traces.list).method, y=y),
+    "jax.tree_util.Partial": lambda traces, scale: Partial(scaled, traces, scale),
+    "jax's partial of a module": lambda traces, scale: Partial(Scaled(scale, traces.list), y=y),
     "eqx.Partial": lambda traces, scale: eqx.Partial(scaled, traces, scale),
 }
 
@@ -161,7 +156,7 @@ def test_partial_losses_name_their_arguments_and_another_value_fn_compiles_nothi
 
     model = make_model()
     opt = sl.Optimizer(sl.sgd(0.1), model)
-    loss_fn = functools.partial(loss_fn, jnp.float32(2.0))
+    loss_fn = partial(loss_fn, jnp.float32(2.0))
     step = sl.train_step(loss_fn, microbatches=2, batch_args=("x", "y"), donate=False)
     np.testing.assert_allclose(step(model, opt, x, y)[2], loss_fn(model, x, y), rtol=1e-6)
 
@@ -173,9 +168,8 @@ def test_partial_losses_name_their_arguments_and_another_value_fn_compiles_nothi
 
     model = jnp.ones(2)
     opt = sl.Optimizer(sl.sgd(1.0) | sl.ScaleByBacktrackingLinesearch(3), model)
-    for scale in (1.0, 2.0):
-        known = {"value": 1.0, "value_fn": functools.partial(value_fn, jnp.float32(scale))}
-        opt.step(model, 2 * model, grad=2 * model, **known)
+    for scale in jnp.array([1.0, 2.0]):
+        opt.step(model, 2 * model, grad=2 * model, value=1.0, value_fn=partial(value_fn, scale))
         counts.append(len(traces))
     assert counts[0] == counts[1]
 
@@ -396,7 +390,7 @@ class Tensor:
 def test_tensors_of_other_libraries_are_arrays(how):
     traced = []
 
-    @functools.partial(sl.train_step, donate=False)
+    @partial(sl.train_step, donate=False)
     def step(model, x):
         traced.append(x.shape)
         return jnp.sum(model["w"] * x)
@@ -452,7 +446,7 @@ CAPTURED = {
     "schedule": lambda f: one_step(sl.adam(lambda step: f(START))),
     "default": lambda f: one_step(sl.adam(by_default(held_by(f))[0])),
     "keyword": lambda f: one_step(sl.adam(by_default(held_by(f))[1])),
-    "partial": lambda f: one_step(sl.adam(functools.partial(rate, held_by(f)))),
+    "partial": lambda f: one_step(sl.adam(partial(rate, held_by(f)))),
     "method": lambda f: one_step(sl.adam(Rate(held_by(f)).at)),
     "condition": lambda f: one_step(sl.adam(0.1).when(lambda c, u: f(START) > 0, otherwise="zero")),
     "stateless": lambda f: one_step(sl.Stateless(lambda u, p: (f(u), u)[1]) | sl.sgd(0.1)),

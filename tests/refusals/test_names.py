@@ -32,9 +32,7 @@ def test_names_and_keywords_of_other_libraries():
         with refused(AttributeError, f"module '{module.__name__}' … '{name}'", ours):
             getattr(module, name)
     with refused(
-        AttributeError,
-        "module 'slalom' has no attribute 'amos'",
-        obvious="no name of Slalom is close",
+        AttributeError, "module 'slalom' has no attribute 'amos'", obvious="no name is close"
     ):
         sl.amos  # noqa: B018
 

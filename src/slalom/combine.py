@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeAlias
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from . import fields, tree
@@ -18,7 +19,7 @@ from ._core.fields.keys import AbstractKeyed, key_field
 from ._core.fields.schedule import read_numbers
 from ._core.protocol.context import Context
 from ._core.protocol.parts import AbstractDeclared
-from .tree.types import PyTree
+from .tree.types import PyTree, Tracer
 
 Weights: TypeAlias = Float[Array, " terms"]
 
@@ -88,18 +89,17 @@ def _normalized_gram(terms: Terms) -> Float[Array, "terms terms"]:
 
 
 def _as_weights(weights: object) -> Any:
-    if isinstance(weights, dict):
-        raise TypeError(
-            "Fixed.weights must be numbers in the order of the terms, such as `[1.0, 0.1]`, got a "
-            "dict."
-        )
     try:
-        return jnp.asarray(weights, tree.canonical_float())
+        array = jnp.asarray(weights, tree.canonical_float())
     except (TypeError, ValueError):
+        given = "a dict" if isinstance(weights, dict) else repr(weights)
         raise TypeError(
             "Fixed.weights must be numbers in the order of the terms, such as `[1.0, 0.1]`, got "
-            f"{weights!r}."
+            f"{given}."
         ) from None
+    if not isinstance(array, Tracer) and not np.all(np.isfinite(array)):
+        raise ValueError(f"Fixed.weights must be finite, got {weights!r}.")
+    return array
 
 
 class Fixed(AbstractCombination):

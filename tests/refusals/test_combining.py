@@ -49,10 +49,10 @@ def test_losses_to_combine_and_combinations():
         bound(sl.sgd(0.1).scale_loss().combine(sl.combine.MGDA(), NAMES))
     with refused(ValueError, "'combine.sam' … inside `.combine`", "Weight the terms in the loss"):
         sl.sgd(0.1).sam(0.05).combine(sl.combine.MGDA(), NAMES)
-    with refused(
-        TypeError, "Fixed.weights … got a dict", "in the order of the terms, such as `[1.0, 0.1]`"
-    ):
+    with refused(TypeError, "Fixed.weights … got a dict", "order of the terms … `[1.0, 0.1]`"):
         sl.combine.Fixed({"first": 1.0, "second": 2.0})
+    with refused(ValueError, "Fixed.weights must be finite, got [1.0, nan]", obvious="finite"):
+        sl.combine.Fixed([1.0, float("nan")])
     with refused(ValueError, "Fixed.weights has shape (3,)", "there are 2 terms"):
         sl.sgd(0.1).combine(sl.combine.Fixed([1.0, 2.0, 3.0]), NAMES)
     with refused(TypeError, "Combine.combination … got 0.5", "`sl.combine.UPGrad()`"):

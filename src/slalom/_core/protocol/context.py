@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -202,3 +202,20 @@ def checked_value(which: str, value: Any) -> Scalar:
             f"{value.dtype}."
         )
     return value
+
+
+class Merge(NamedTuple):
+    """The arrays that a window of `.every_k` merges for an entry of the context.
+
+    **Arguments:**
+
+    - `start`: a function of the transform and its parameters that returns the array with which a
+        window begins.
+    - `read`: a function of the entry and of an array like that one that returns the entry as such
+        an array.
+    - `entry`: a function of such an array that returns the entry.
+    """
+
+    start: Callable[[Any, Params], Array]
+    read: Callable[[Any, Array], Array]
+    entry: Callable[[Array], Any]

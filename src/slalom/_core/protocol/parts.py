@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, get_origin
 
 import jax
 import numpy as np
-from jaxtyping import Array
 
 from ... import tree
-from ...tree.paths import named, not_one, snake_case
+from ...tree.paths import first_difference, named, not_one, snake_case
 from ...tree.types import Params, PyTree
 from ...where.resolve import Where
 from ..engine.encoded import blockwise, decoded, encoded_again, has_encoded
@@ -23,7 +22,7 @@ from ..engine.manual_axes import refuse_parts
 from ..text.calls import check_function, check_keywords
 from ..text.messages import check_bool
 from ..text.printing import AbstractPrinted
-from .context import Context
+from .context import Context, Merge
 from .writer import Writer
 
 CHECK = "slalom.check"
@@ -95,7 +94,16 @@ class Part(NamedTuple):
                 elementwise = "elementwise" in module.reads_encoded
                 if blockwise(self.state) if elementwise else has_encoded(self.state):
                     return here._run_decoded(write, updates)
-            return module.run(here, write, updates)
+            result = module.run(here, write, updates)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise no_pair(module, result)
+        if jax.tree.structure(result[1]) != jax.tree.structure(self.state):
+            differ = first_difference(result[1], self.state, ("the new state", "the old one"))
+            raise TypeError(
+                f"{type(module).__name__} must return a state with the same structure as `init`, "
+                f"or every step would recompile: {differ}."
+            )
+        return result
 
     def _run_decoded(self, write: Writer, updates: PyTree) -> tuple[Any, Any]:
         """Runs a transform that expects arrays in its state."""
@@ -178,21 +186,12 @@ class AbstractDeclared(AbstractPrinted):
                 check_bool(f"{type(self).__name__}.{field.name}", value)
 
 
-class Merge(NamedTuple):
-    """The arrays that a window of `.every_k` merges for an entry of the context.
-
-    **Arguments:**
-
-    - `start`: a function of the transform and its parameters that returns the array with which a
-        window begins.
-    - `read`: a function of the entry and of an array like that one that returns the entry as such
-        an array.
-    - `entry`: a function of such an array that returns the entry.
-    """
-
-    start: Callable[[Any, Params], Array]
-    read: Callable[[Any, Array], Array]
-    entry: Callable[[Array], Any]
+def no_pair(transform: object, result: object) -> TypeError:
+    """The error for a result of a transform that is not a pair."""
+    return TypeError(
+        f"{type(transform).__name__} must return a pair, the updates (from `step`, the "
+        f"parameters) and the new state, got something of type {type(result).__name__}."
+    )
 
 
 MIXED = 2

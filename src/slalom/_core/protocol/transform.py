@@ -28,7 +28,7 @@ from ..text.printing import operand
 from .context import Context
 from .inputs import check_inputs, missing
 from .loss import Loss
-from .parts import OVER, AbstractTraits, Part, find
+from .parts import OVER, AbstractTraits, Part, find, no_pair
 from .writer import ADD, Writer
 
 if TYPE_CHECKING:
@@ -328,15 +328,12 @@ _METHODS = FLUENT | {
 
 
 def pair(
-    transform: AbstractTransform[Any], result: object, updates: Updates = None
+    transform: AbstractTransform[Any], result: Any, updates: Updates = None
 ) -> tuple[Any, Any]:
     """The result of `update`, with the incoming updates, or of `step`. Raises an error if it is not
     a pair, or if its updates are unlike the incoming ones."""
     if not isinstance(result, tuple) or len(result) != 2:
-        raise TypeError(
-            f"{type(transform).__name__} must return a pair, the updates (from `step`, the "
-            f"parameters) and the new state, got something of type {type(result).__name__}."
-        )
+        raise no_pair(transform, result)
     if updates is not None and not transform.per_example:
         of = f" of {type(transform).__name__}"
         tree.check_same_shapes(result[0], updates, "incoming update", of=of)

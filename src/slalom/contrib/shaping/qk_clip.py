@@ -14,8 +14,7 @@ from jaxtyping import Array, Float, PyTree
 from ... import fields, tree
 from ..._core.fields.declare import checked_field
 from ..._core.protocol.bases import AbstractStatelessTransform
-from ..._core.protocol.context import Context
-from ..._core.protocol.parts import Merge
+from ..._core.protocol.context import Context, Merge
 from ...rules._layout import warn_guessed
 from ...tree.types import Params, Updates
 from ...where.layout import Layout, LayoutLike, as_layout, layout_of

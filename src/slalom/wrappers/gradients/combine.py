@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ... import fields, tree
-from ..._core.protocol.context import Context
+from ..._core.protocol.context import Context, Merge
 from ..._core.protocol.loss import Loss, loss_of
-from ..._core.protocol.parts import Merge, Part, segments
+from ..._core.protocol.parts import Part, segments
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import Writer
 from ..._core.text.messages import uncalled

@@ -16,8 +16,8 @@ from ..._core.engine.manual_axes import refuse_parts
 from ..._core.engine.run import run_rule
 from ..._core.fields.declare import count_or_schedule
 from ..._core.fields.schedule import AbstractSchedule, count_at
-from ..._core.protocol.context import Context
-from ..._core.protocol.parts import Merge, Part, segments, transforms
+from ..._core.protocol.context import Context, Merge
+from ..._core.protocol.parts import Part, segments, transforms
 from ..._core.protocol.rule import AbstractRule
 from ..._core.protocol.wrapper import AbstractPacedWrapper, run_if, skipped
 from ..._core.protocol.writer import RETURN, Writer

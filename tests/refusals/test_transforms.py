@@ -71,11 +71,10 @@ def test_classes_of_users():
         "the updates (from `step`, the parameters) and the new state",
     ):
         bound(ReturnsUpdates() | sl.sgd(0.1)).step(params(), params())
-    with refused(TypeError, "NeedsText.needs", "a tuple of names: ('value',)"):
-
-        class NeedsText(sl.AbstractTransform):
-            needs = "value"
-
+    wrapper = {"init": lambda self, params: None, "run": lambda self, here, write, updates: None}
+    with refused(TypeError, "Wrong … a pair … of type NoneType", "(from `step` … the new state"):
+        wrong = type("Wrong", (sl.wrappers.AbstractWrapper,), wrapper)(sl.sgd(0.1))
+        bound(wrong).step(params(), params())
     with refused(
         TypeError,
         "'counts_in_python' is 0 of type int … returned 1",

@@ -344,7 +344,8 @@ def _refuse_switched_x64(
 
 
 def _check_state(transform: AbstractTransform, old: PyTree, new: PyTree) -> list[Array]:
-    """The leaves of the new state. Raises an error unless it has the form of the old one."""
+    """The leaves of the new state, whose structure is that of the old one. Raises an error unless
+    its shapes, dtypes and static leaves are, too."""
     leaves = []
     pairs = zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
     for i, (before, after) in enumerate(pairs):

@@ -72,7 +72,7 @@ def soap(params: dict[str, Any], repetitions: int) -> list[dict[str, Any]]:
         return {name: g + 0.01 * jax.random.normal(key, g.shape) for name, g in grads.items()}
 
     times = []
-    for number in range(2 + 3 * REFRESH):
+    for number in range(2 + 8 * REFRESH):
         step.step.grads = jax.block_until_ready(noise(number))
         start = time.perf_counter()
         step.start()

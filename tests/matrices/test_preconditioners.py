@@ -159,6 +159,7 @@ def test_splus_takes_signs_in_the_eigenvectors_of_earlier_steps(f, x64):
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (300, 8)])
+@jax.default_matmul_precision("highest")  # of the plain products
 def test_products_in_parts_are_those_of_float32(shape, as_on, monkeypatch):
     as_on("cuda")
     exact = _orthonormal._parts
@@ -241,10 +242,10 @@ def test_rules_in_eigenbases_stay_in_the_span_of_collinear_inputs(name, x64):
         w = jnp.zeros((16, 8), dtype)
         opt = sl.Optimizer(IN_EIGENBASES[name] | sl.Scale(-0.02), w)
 
-        @jax.default_matmul_precision("highest")  # of the gradient; a GPU would round the inputs
         def loss_fn(w):
             return jnp.mean((x @ w.T - y) ** 2)
 
+        @jax.default_matmul_precision("highest")  # a GPU would round the inputs, and steps to 1e-4
         def step(carry, _):
             w, opt = carry
             return opt.step(w, jax.grad(loss_fn)(w)), None

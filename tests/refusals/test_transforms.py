@@ -75,6 +75,12 @@ def test_classes_of_users():
     with refused(TypeError, "Wrong … a pair … of type NoneType", "(from `step` … the new state"):
         wrong = type("Wrong", (sl.wrappers.AbstractWrapper,), wrapper)(sl.sgd(0.1))
         bound(wrong).step(params(), params())
+    wrapper["init"] = lambda self, params: sl.Trace(0.9).init(params)
+    wrapper["inner_state"] = lambda self, state: sl.sgd(0.1).init(params())
+    wrapper["run"] = lambda self, here, write, updates: (updates, ())
+    with refused(TypeError, "Wrong must return a state … tuple", "same structure as `init`"):
+        wrong = type("Wrong", (sl.wrappers.AbstractWrapper,), wrapper)(sl.sgd(0.1))
+        bound(wrong.store("int8", min_size=1)).step(params(), params())
     with refused(
         TypeError,
         "'counts_in_python' is 0 of type int … returned 1",

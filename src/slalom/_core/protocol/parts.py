@@ -90,33 +90,32 @@ class Part(NamedTuple):
         with self.scope():
             if "updates" not in module.reads_encoded:
                 updates = decoded(updates)
+            coded = False
             if "state" not in module.reads_encoded:
                 elementwise = "elementwise" in module.reads_encoded
-                if blockwise(self.state) if elementwise else has_encoded(self.state):
-                    return here._run_decoded(write, updates)
+                coded = bool(blockwise(self.state)) if elementwise else has_encoded(self.state)
+            # The parts of the transform decode their own states when they run.
+            of_parts = [child.state for child in here.children()] if coded else []
+
+            def is_of_part(x: object) -> bool:
+                return any(x is state for state in of_parts if state is not None)
+
+            if coded:
+                here = here._replace(state=decoded(self.state, is_of_part))
             result = module.run(here, write, updates)
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise no_pair(module, result)
-        if jax.tree.structure(result[1]) != jax.tree.structure(self.state):
-            differ = first_difference(result[1], self.state, ("the new state", "the old one"))
-            raise TypeError(
-                f"{type(module).__name__} must return a state with the same structure as `init`, "
-                f"or every step would recompile: {differ}."
-            )
-        return result
-
-    def _run_decoded(self, write: Writer, updates: PyTree) -> tuple[Any, Any]:
-        """Runs a transform that expects arrays in its state."""
-        # The parts of the transform decode their own states when they run.
-        inside = [child.state for child in self.children() if child.state is not None]
-
-        def is_inside(x: object) -> bool:
-            return any(x is state for state in inside)
-
-        here = self._replace(state=decoded(self.state, is_inside))
-        result, state = self.module.run(here, write, updates)
-        clock = self.context.stored_clock
-        return result, encoded_again(self.state, state, clock, self.name, is_inside)
+            if not isinstance(result, tuple) or len(result) != 2:
+                raise no_pair(module, result)
+            written, state = result
+            if jax.tree.structure(state) != jax.tree.structure(here.state):
+                differ = first_difference(state, here.state, ("the new state", "the old one"))
+                raise TypeError(
+                    f"{type(module).__name__} must return a state with the same structure as "
+                    f"`init`, or every step would recompile: {differ}."
+                )
+            if coded:
+                clock = context.stored_clock
+                state = encoded_again(self.state, state, clock, self.name, is_of_part)
+        return written, state
 
     def children(self) -> "tuple[Part, ...]":
         """The direct parts of this one, with their contexts."""

@@ -210,8 +210,5 @@ class Renamed(Quiet):
 class Mask(sl.wrappers.AbstractWrapper):
     inner: sl.AbstractTransform
 
-    def init(self, params):
-        return self.inner.init(params)
-
     def run(self, here, write, updates):
         return self.inner_part(here).run(write, updates)

@@ -71,12 +71,15 @@ def test_classes_of_users():
         "the updates (from `step`, the parameters) and the new state",
     ):
         bound(ReturnsUpdates() | sl.sgd(0.1)).step(params(), params())
-    wrapper = {"init": lambda self, params: None, "run": lambda self, here, write, updates: None}
+    wrapper = {"run": lambda self, here, write, updates: None}
     with refused(TypeError, "Wrong … a pair … of type NoneType", "(from `step` … the new state"):
         wrong = type("Wrong", (sl.wrappers.AbstractWrapper,), wrapper)(sl.sgd(0.1))
         bound(wrong).step(params(), params())
-    wrapper["init"] = lambda self, params: sl.Trace(0.9).init(params)
-    wrapper["inner_state"] = lambda self, state: sl.sgd(0.1).init(params())
+    wrapper["init"] = lambda self, params: self.inner.init(params)
+    with refused(TypeError, "Wrong.init … a field `inner` … got tuple", "Leave `init` out"):
+        wrong = type("Wrong", (sl.wrappers.AbstractWrapper,), wrapper)(sl.adam(0.1))
+        bound(wrong).step(params(), params())
+    wrapper["init"] = lambda self, params: self.inner.average(0.9).init(params)
     wrapper["run"] = lambda self, here, write, updates: (updates, ())
     with refused(TypeError, "Wrong must return a state … tuple", "same structure as `init`"):
         wrong = type("Wrong", (sl.wrappers.AbstractWrapper,), wrapper)(sl.sgd(0.1))

@@ -17,16 +17,12 @@ from .writer import Writer
 
 
 class AbstractWrapper(AbstractRunTransform[State]):
-    """A transform around one other, `inner`, whose state it keeps as `state.inner`.
+    """A transform around one other, `inner`.
 
-    `inner` is its first field. A subclass declares the others, and writes `init` and `run`:
+    `inner` is its first field. A subclass declares the others, and writes `run`:
 
     ```python
     >>> class Twice(sl.wrappers.AbstractWrapper):
-    ...     def init(self, params):
-    ...         return self.inner.init(params)
-    ...     def inner_state(self, state):
-    ...         return state
     ...     def run(self, here, write, updates):
     ...         return self.inner_part(here).run(write, jax.tree.map(lambda u: 2 * u, updates))
     >>> tx = Twice(sl.sgd(0.1))
@@ -35,7 +31,8 @@ class AbstractWrapper(AbstractRunTransform[State]):
 
     ```
 
-    A wrapper with a clock of its own for the inner transform also writes `inner_context`.
+    Its state is that of `inner`. A wrapper with more state writes `init`, and keeps the state of
+    `inner` as `state.inner`. One with a clock of its own for `inner` also writes `inner_context`.
 
     **Arguments:**
 
@@ -47,11 +44,19 @@ class AbstractWrapper(AbstractRunTransform[State]):
     has_clock: ClassVar[bool] = False
     """Whether the state has a `count`, which is the clock of the inner transform."""
 
-    def inner_state(self, state: State) -> PyTree:
-        """The inner transform's state."""
-        # `State` cannot be bound to a class with this field: a wrapper without state passes the
-        # inner state through, and overrides this method.
-        return state.inner  # pyright: ignore[reportAttributeAccessIssue]  # every other state has it
+    def init(self, params: Params) -> State:
+        return self.inner.init(self.inner_part(Part.root(self, params=params)).params)
+
+    def _inner_state(self, state: Any) -> PyTree:
+        if type(self).init is AbstractWrapper.init:
+            return state
+        if not hasattr(state, "inner"):
+            raise TypeError(
+                f"{type(self).__name__}.init must return a state with a field `inner`, the state "
+                f"of the transform inside, got {type(state).__name__}. Leave `init` out if this is "
+                "all of the state."
+            )
+        return state.inner
 
     def inner_context(self, here: Part) -> Context:
         """The context that the inner transform sees, if `here` has one."""
@@ -59,7 +64,7 @@ class AbstractWrapper(AbstractRunTransform[State]):
 
     def inner_part(self, here: Part) -> Part:
         """The inner transform with its context."""
-        state = None if here.state is None else self.inner_state(here.state)
+        state = None if here.state is None else self._inner_state(here.state)
         part = here.child(segments(self.inner), self.inner, lambda outer: outer.inner, state)
         return part if here.context is None else part._replace(context=self.inner_context(here))
 
@@ -67,20 +72,10 @@ class AbstractWrapper(AbstractRunTransform[State]):
         return (self.inner_part(here),)
 
     def has_updated(self, state: State) -> Bool[Array, "*runs"] | bool:
-        return self.inner.has_updated(self.inner_state(state))
+        return self.inner.has_updated(self._inner_state(state))
 
     def signs(self, params: Params) -> tuple[int | None, ...]:
         return self.inner.signs(params)
-
-
-class AbstractStatelessWrapper(AbstractWrapper[Any]):
-    """A wrapper without state of its own: its state is that of the inner transform."""
-
-    def init(self, params: Params) -> PyTree:
-        return self.inner.init(self.inner_part(Part.root(self, params=params)).params)
-
-    def inner_state(self, state: PyTree) -> PyTree:
-        return state
 
 
 class AbstractPacedWrapper(AbstractWrapper[State]):

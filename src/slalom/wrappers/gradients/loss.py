@@ -15,13 +15,13 @@ from ..._core.fields.declare import checked_field
 from ..._core.protocol.context import Context
 from ..._core.protocol.loss import Loss
 from ..._core.protocol.parts import Part
-from ..._core.protocol.wrapper import AbstractPacedWrapper, AbstractStatelessWrapper, run_if
+from ..._core.protocol.wrapper import AbstractPacedWrapper, AbstractWrapper, run_if
 from ..._core.protocol.writer import Writer
 from ...tree.dtypes import nearest_float
 from ...tree.types import Gradients, Params, PyTree, Updates
 
 
-class Maximize(AbstractStatelessWrapper):
+class Maximize(AbstractWrapper[Any]):
     """Maximizes the loss: the inner transform descends −ℓ.
 
     Made by `tx.maximize`, which describes the arguments.

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 
 from ... import fields, tree
 from ..._core.protocol.parts import Part, transforms
-from ..._core.protocol.wrapper import AbstractStatelessWrapper
+from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import Writer
 from ...tree.types import Gradients, Params, Updates
 
 
-class Sam(AbstractStatelessWrapper):
+class Sam(AbstractWrapper[Any]):
     """Sharpness-aware minimization: the inner transform, with the gradient at the worst point
     nearby.
 

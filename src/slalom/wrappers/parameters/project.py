@@ -16,7 +16,7 @@ from ..._core.protocol.bases import AbstractParameterWriter, params_to_evaluate
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part, segments, transforms
 from ..._core.protocol.transform import AbstractTransform
-from ..._core.protocol.wrapper import AbstractStatelessWrapper, run_if
+from ..._core.protocol.wrapper import AbstractWrapper, run_if
 from ..._core.protocol.writer import Writer
 from ..._core.text.calls import call
 from ..._core.text.messages import uncalled, warn
@@ -58,7 +58,7 @@ def _check_function(name: str, fn: object) -> None:
         )
 
 
-class Project(AbstractStatelessWrapper, AbstractParameterWriter[Any]):
+class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
     """The inner transform, and a projection of the parameters after each of its steps.
 
     Made by `tx.project`, which describes the arguments.
@@ -147,6 +147,9 @@ class Project(AbstractStatelessWrapper, AbstractParameterWriter[Any]):
                 if not jnp.all((x == y) | jnp.isnan(x)):
                     warn(f"'{path}' starts outside its bounds. The first step projects it.")
         return super().init(params)
+
+    def _inner_state(self, state: PyTree) -> PyTree:
+        return state  # `init` adds nothing to it
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, Any]:
         params = self.demand("params", here.params)

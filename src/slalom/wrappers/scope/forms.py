@@ -15,7 +15,7 @@ from ..._core.protocol.bases import AbstractParameterWriter
 from ..._core.protocol.chain import Chain
 from ..._core.protocol.context import Context
 from ..._core.protocol.parts import Part, instances, transforms
-from ..._core.protocol.wrapper import AbstractStatelessWrapper, AbstractWrapper
+from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import ADD, RETURN, Writer
 from ...tree.paths import HalfKey, leaf_paths, snake_case
 from ...tree.tracing import as_arguments
@@ -252,7 +252,7 @@ jax.tree_util.register_pytree_with_keys(
 )
 
 
-class SplitComplex(AbstractStatelessWrapper):
+class SplitComplex(AbstractWrapper[Any]):
     """Applies the inner transform to the real and imaginary parts of complex leaves.
 
     Made by `tx.split_complex`, which describes the arguments.

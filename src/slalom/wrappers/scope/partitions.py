@@ -12,7 +12,7 @@ from ..._core.methods.fluent import AbstractFluent
 from ..._core.protocol.bases import AbstractRunTransform
 from ..._core.protocol.parts import Part, segments, transforms
 from ..._core.protocol.transform import AbstractTransform, require_transform
-from ..._core.protocol.wrapper import AbstractStatelessWrapper
+from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import Writer
 from ..._core.text.calls import advise_positions
 from ..._core.text.printing import Call, method_call
@@ -22,7 +22,7 @@ from ...where.masks import labels, mask, selected_from
 from ...where.resolve import Cases, Where, as_labels, as_where
 
 
-class _AbstractCut(AbstractStatelessWrapper):
+class _AbstractCut(AbstractWrapper[Any]):
     """The base class of `Mask` and `Only`. The inner transform sees only the selected leaves."""
 
     over: ClassVar[str] = "tree"

@@ -114,6 +114,7 @@ MINIMIZERS = {
     "sgd": lambda onto, bounds: sl.sgd(0.02).project(onto),
     "adam": lambda onto, bounds: sl.adam(RATE).project(onto),
     "lbfgs": lambda onto, bounds: sl.lbfgs(bounds=bounds),
+    "zoom": lambda onto, bounds: (sl.sgd(1.0) | sl.ScaleByZoomLinesearch(30)).project(onto),
 }
 BOXES = {name for name, (_, bounds, inside) in SETS.items() if bounds and inside is None}
 MINIMIZED = [(n, how) for how in MINIMIZERS for n in SETS if how != "lbfgs" or n in BOXES]
@@ -244,6 +245,13 @@ def test_minima_on_smooth_sets_are_those_of_pymanopt(tx):
     np.testing.assert_allclose(model["components"].T @ model["components"], np.eye(3), atol=2e-6)
     np.testing.assert_allclose(np.linalg.norm(model["columns"], axis=0), np.ones(4), atol=1e-6)
     np.testing.assert_allclose(model["plane"] @ PLANE, 2, atol=1e-5)
+
+
+def test_a_line_search_knows_a_smooth_set():
+    tx = (sl.sgd(1.0, momentum=0.5) | sl.ScaleByBacktrackingLinesearch(30)).project(P.sphere())
+    square, model = jnp.asarray(SYMMETRIC / 10, jnp.float32), start()["eigenvector"]
+    found = sl.minimize(lambda x: -x @ square @ x, tx, model, max_steps=100)
+    np.testing.assert_allclose(found.loss, minima()["eigenvector"], rtol=1e-5)
 
 
 # Of geoopt, with its retractions of the sphere and, by the polar factor, of the Stiefel manifold.

@@ -44,7 +44,7 @@ class Context(eqx.Module):
     - `gathered`: where the updates are already the sums that a per-example transform gathers, its
         other sums and the number of examples. `sl.train_step` passes it.
     - `constrain`: the projection of `.project`, a function of a tree like the parameters, for
-        transforms that keep other parameters to step or to evaluate.
+        transforms that evaluate the loss at other parameters or keep such parameters.
     - `extra`: inputs that custom transforms declare in `needs`, by name.
     - `shardings`: where each parameter is on a mesh with automatic axes, in the order of the
         leaves. `opt.step` passes it.

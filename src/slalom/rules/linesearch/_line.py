@@ -1,5 +1,6 @@
 """The loss along a line, and the result of a line search; shared by the line searches."""
 
+import functools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import ClassVar, NamedTuple
@@ -86,13 +87,14 @@ class AbstractLinesearch(AbstractTransform[LinesearchState]):
         def checked(params: Params) -> Scalar:
             return checked_value(f"passed to {who}", value_fn(params))
 
-        limit, outside = tree.as_canonical(jnp.inf), jnp.array(False)
-        if context.bounds is not None:
-            updates, limit, outside = _boxed(params, updates, context.bounds)
+        limit, outside, into_set = tree.as_canonical(jnp.inf), jnp.array(False), context.constrained
+        if (bounds := context.bounds) is not None:
+            updates, limit, outside = _boxed(params, updates, bounds)
+            into_set = functools.partial(_clipped, bounds=bounds)
         slope = tree.as_canonical(tree.inner(grad, updates))
         value = tree.as_canonical(tree.as_float(value))
         grad = tree.cast_like(grad, params)  # as at every other point
-        return Line(params, updates, value, grad, slope, checked, context.bounds, limit, outside)
+        return Line(params, updates, value, grad, slope, checked, into_set, bounds, limit, outside)
 
     def ask(self, here: Part, loss: Loss) -> Loss:
         # A line search elsewhere, or under a wrapper, does not know where the whole step led to.
@@ -127,6 +129,8 @@ class Line(NamedTuple):
     grad: Updates
     slope: Scalar
     value_fn: Callable[[Params], Scalar]
+    into_set: Callable[[Params], Params]
+    """The projection of `.project`."""
     bounds: tuple[Params, Params] | None
     limit: Scalar
     """The η at which the first parameter reaches its bound; infinite without bounds."""
@@ -134,10 +138,9 @@ class Line(NamedTuple):
     """Whether w is outside. The updates are then those to the nearest point of the box."""
 
     def point(self, rate: Scalar) -> Params:
-        """w + η·u, rounded as the step rounds it."""
+        """w + η·u, projected and rounded as the step does it."""
         there = tree.add(self.params, scale_or_zero(self.updates, rate))
-        there = there if self.bounds is None else _clipped(there, self.bounds)
-        return as_stored(there)
+        return as_stored(self.into_set(there))
 
     @property
     def descends(self) -> Bool[Array, ""]:

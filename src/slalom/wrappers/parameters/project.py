@@ -80,12 +80,13 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
     SOAP, stop elsewhere. A plain function is only applied after the step.
 
     If the set is smooth, such as `sl.projections.sphere` and `stiefel`, this is an optimizer on a
-    manifold: of the update, too, only the part along the set is added. So moments need no transport
-    of their own: a tangent vector from an earlier point is projected onto the tangent at this one.
+    manifold: of the update, too, only the part along the set is added, unless a line search has
+    chosen it. So moments need no transport of their own: a tangent vector from an earlier point is
+    projected onto the tangent at this one.
 
-    L-BFGS and line searches inside need to know the set. A box (`box`, `non_negative` and
-    `hypercube`) is known to them: L-BFGS is then L-BFGS-B, and a search ends at the bounds. A start
-    outside the box is projected by the first step. Around other sets L-BFGS is refused.
+    A line search inside evaluates the loss at projected points. In a box (`box`, `non_negative` and
+    `hypercube`) it ends at the bounds, and L-BFGS is L-BFGS-B. A start outside the box is projected
+    by the first step. Other sets around L-BFGS are refused.
 
     Put `.project` inside wrappers that skip steps, which then skip the projection too. Put it
     around `.average`, `.lookahead` and `.outer`: what they evaluate is projected, too. Inside of
@@ -136,7 +137,11 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
 
     @property
     def _passes_bounds(self) -> bool:
-        return self.fn.is_box and any(part.module.heeds_bounds for part in transforms(self.inner))
+        return self.fn.is_box and self._searches
+
+    @property
+    def _searches(self) -> bool:
+        return any(part.module.heeds_bounds for part in transforms(self.inner))
 
     def init(self, params: Params) -> PyTree:
         # Here and not in `warnings`, which are those of the shapes.
@@ -197,7 +202,7 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
         holds = not self.fn.is_manifold and not any(writers)
 
         def projected(updates: Updates) -> Params:
-            if self.fn.is_manifold:
+            if self.fn.is_manifold and not self._searches:
                 updates = self._along(old, updates, context)
             elif heading is not None and holds:
                 updates = _held(updates, heading, along)

@@ -150,15 +150,15 @@ def test_several_runs_have_a_number_each_also_of_schedules():
         with pytest.raises(ValueError, match="created under `vmap` and holds 3 runs"):
             call()
 
-    def begin(rate):
-        return sl.Optimizer(sl.sgd(sl.schedules.linear(rate, 0.0, 2)), params())
-
-    opt = jax.vmap(begin)(jnp.array([1.0, 2.0]))
-    several = jax.vmap(params, axis_size=2)()
+    opt = jax.vmap(lambda _: sl.Optimizer(sl.sgd(1.0), params()))(jnp.ones(2))
+    opt = opt.with_hyperparams(learning_rate=sl.schedules.linear(1.0, 0.0, 2))
+    opt = opt.with_hyperparams({"learning_rate.init_value": jnp.array([1.0, 2.0])})
     _, opt = jax.vmap(lambda opt: opt.step(params(), params()))(opt)
     np.testing.assert_allclose(opt.hyperparams["learning_rate"], [0.5, 1.0])
-    rows = opt.describe(several).to_dict().values()
+    rows = opt.describe(jax.vmap(params, axis_size=2)()).to_dict().values()
     assert all(row["learning_rate"].shape == (2,) for row in rows)
+    opt = opt.with_hyperparams(learning_rate=jnp.array([0.1, 0.2]), replace_schedules=True)
+    np.testing.assert_allclose(opt.hyperparams["learning_rate"], [0.1, 0.2])
 
 
 def test_numbers_and_schedules_are_replaced_as_if_bound_with_them():

@@ -206,7 +206,12 @@ def targets(transform: AbstractTransform[Any], name: str) -> dict[str, Target]:
 
 
 def _replacement(
-    path: str, field: dataclasses.Field[Any], old: Any, value: Any, replace_schedules: bool
+    path: str,
+    field: dataclasses.Field[Any],
+    old: Any,
+    value: Any,
+    replace_schedules: bool,
+    runs: tuple[int, ...],
 ) -> object:
     """A new value, converted to replace the old leaf."""
     if isinstance(old, AbstractStatefulSchedule):
@@ -219,12 +224,15 @@ def _replacement(
         value = call(f"The function for '{path}'", value, old=old)
     new = field.metadata["converter"](value)
     # An optimizer created under `vmap` has a number for each run.
-    each = tree.is_array(new) and tree.is_array(old) and () != old.shape == new.shape
+    each = tree.is_array(new) and () != runs == new.shape
     numbers = jnp.ravel(new) if each else (new,)
     for number in numbers:
         field.metadata[CHECK](path, number)
     if isinstance(new, AbstractSchedule):
-        return bind_numbers(new)
+        return jax.tree.map(
+            lambda x: jnp.broadcast_to(x, runs + x.shape) if tree.is_array(x) else x,
+            bind_numbers(new),
+        )
     if isinstance(old, AbstractSchedule) and not replace_schedules:
         raise ValueError(
             f"'{path}' is the schedule {old!r}. To replace it by the number {shortest(new)}, pass "
@@ -232,7 +240,7 @@ def _replacement(
             f"numbers, use '{path}.<field>'."
         )
     if isinstance(old, AbstractSchedule) or old is None:
-        return bind_numbers(new)
+        return None if new is None else jnp.broadcast_to(bind_numbers(new), runs)
     cast = jnp.asarray(new, old.dtype)
     for number in numbers:
         _check_rounding(path, field, number, jnp.asarray(number, old.dtype))
@@ -259,13 +267,17 @@ def read(transform: AbstractTransform[Any], state: PyTree, context: Context | No
 
 
 def replace(
-    transform: AbstractTransform[Any], values: Mapping[str, Any], replace_schedules: bool
+    transform: AbstractTransform[Any],
+    values: Mapping[str, Any],
+    replace_schedules: bool,
+    runs: tuple[int, ...],
 ) -> AbstractTransform[Any]:
-    """The transform with other hyperparameters, as `Optimizer.with_hyperparams` returns it."""
+    """The transform with other hyperparameters, as `Optimizer.with_hyperparams` returns it, for
+    optimizers of this shape."""
     for name, value in values.items():
         for path, (part, field) in targets(transform, name).items():
             old = getattr(part.module, field.name)
-            new = _replacement(path, field, old, value, replace_schedules)
+            new = _replacement(path, field, old, value, replace_schedules, runs)
             transform = with_field(transform, part, field, new)
     return transform
 

@@ -231,7 +231,8 @@ class Optimizer(AbstractOptimizer):
                 "`opt.with_hyperparams(learning_rate=1e-4)`."
             )
         check_readable(self)
-        transform = replace(self.transform, {**(values or {}), **named}, replace_schedules)
+        named = {**(values or {}), **named}
+        transform = replace(self.transform, named, replace_schedules, jnp.shape(self.count))
         return self._with_arrays(self.arrays._replace(transform=pack(transform)))
 
     # --- state ------------------------------------------------------------------------------

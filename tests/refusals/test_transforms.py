@@ -71,19 +71,18 @@ def test_classes_of_users():
         "the updates (from `step`, the parameters) and the new state",
     ):
         bound(ReturnsUpdates() | sl.sgd(0.1)).step(params(), params())
-    wrapper = {"run": lambda self, here, write, updates: None}
-    with refused(TypeError, "Wrong … a pair … of type NoneType", "(from `step` … the new state"):
-        wrong = type("Wrong", (sl.wrappers.AbstractWrapper,), wrapper)(sl.sgd(0.1))
-        bound(wrong).step(params(), params())
-    wrapper["init"] = lambda self, params: self.inner.init(params)
-    with refused(TypeError, "Wrong.init … a field `inner` … got tuple", "Leave `init` out"):
-        wrong = type("Wrong", (sl.wrappers.AbstractWrapper,), wrapper)(sl.adam(0.1))
-        bound(wrong).step(params(), params())
-    wrapper["init"] = lambda self, params: self.inner.average(0.9).init(params)
-    wrapper["run"] = lambda self, here, write, updates: (updates, ())
-    with refused(TypeError, "Wrong must return a state … tuple", "same structure as `init`"):
-        wrong = type("Wrong", (sl.wrappers.AbstractWrapper,), wrapper)(sl.sgd(0.1))
+
+    def step_of(inner, init=sl.wrappers.AbstractWrapper.init, result=None):
+        body = {"init": init, "run": lambda self, here, write, updates: result}
+        wrong = type("Wrong", (sl.wrappers.AbstractWrapper,), body)(inner)
         bound(wrong.store("int8", min_size=1)).step(params(), params())
+
+    with refused(TypeError, "Wrong … a pair … of type NoneType", "(from `step` … the new state"):
+        step_of(sl.sgd(0.1))
+    with refused(TypeError, "Wrong.init … a field `inner` … got tuple", "Leave `init` out"):
+        step_of(sl.adam(0.1), lambda self, params: self.inner.init(params))
+    with refused(TypeError, "Wrong must return a state … tuple", "same structure as `init`"):
+        step_of(sl.sgd(0.1), lambda self, params: self.inner.average(0.9).init(params), ((), ()))
     with refused(
         TypeError,
         "'counts_in_python' is 0 of type int … returned 1",

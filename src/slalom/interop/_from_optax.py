@@ -180,11 +180,23 @@ class _AbstractFromOptax(AbstractTransform[PyTree]):
 
     def update(self, updates, state, params=None, context=None):
         context = context or Context()
-        before = self._with_numbers(unmark(state, updates), context)
+        before = self._widened(unmark(state, updates), updates if params is None else params)
+        before = self._with_numbers(before, context)
         update = import_optax("from_optax").with_extra_args_support(self.gt).update
         with _usual_promotion():
             new, after = update(updates, before, params, **self._extra_args(context))
         return new, stored_as(state, mark(after, updates), context.stored_clock)
+
+    def _widened(self, state: PyTree, params: Params) -> PyTree:
+        """The state in the dtypes of `init`. Optax computes in those that it finds, and
+        `.store("bfloat16")` leaves plain arrays."""
+        if all(x.dtype.itemsize > 2 for x in jax.tree.leaves(state) if tree.is_inexact(x)):
+            return state
+        with _usual_promotion():
+            fresh = jax.eval_shape(self.gt.init, params)
+        return jax.tree.map(
+            lambda x, like: tree.cast(x, like.dtype) if tree.is_inexact(x) else x, state, fresh
+        )
 
     def _with_numbers(self, state: PyTree, context: Context) -> PyTree:
         """The state of `optax.inject_hyperparams` with this transform's hyperparameters."""

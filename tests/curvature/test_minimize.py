@@ -59,11 +59,11 @@ def test_it_prints_values_and_lists_the_reasons_of_several_runs():
         return sl.minimize(bowl, sl.lbfgs(), start, max_steps=9)
 
     one = run(jnp.zeros(2))
-    lines = repr(one).splitlines()
-    assert len(lines) == 3
-    assert lines[0].startswith("converged (gradient)")
-    assert "loss 1, gradient" in lines[1]
-    assert str(one.model) in lines[2]
+    reason, loss, model = repr(one).splitlines()
+    assert reason.startswith("converged (gradient)")
+    assert "loss 1, gradient" in loss
+    assert str(one.model) in model
+    np.testing.assert_allclose(one.model, 3, rtol=1e-6)
     several = jax.vmap(run)(jnp.array([[0.0, 1.0], [3.0, 3.0]]))
     assert several.reason == ["gradient", "gradient"]
     assert repr(several).startswith("2 of 2 runs converged")

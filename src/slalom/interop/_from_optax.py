@@ -190,7 +190,8 @@ class _AbstractFromOptax(AbstractTransform[PyTree]):
     def _widened(self, state: PyTree, params: Params) -> PyTree:
         """The state in the dtypes of `init`. Optax computes in those that it finds, and
         `.store("bfloat16")` leaves plain arrays."""
-        if all(x.dtype.itemsize > 2 for x in jax.tree.leaves(state) if tree.is_inexact(x)):
+        widest = max((x.dtype.itemsize for x in jax.tree.leaves(params)), default=0)
+        if all(x.dtype.itemsize >= widest for x in jax.tree.leaves(state) if tree.is_inexact(x)):
             return state
         with _usual_promotion():
             fresh = jax.eval_shape(self.gt.init, params)

@@ -138,8 +138,9 @@ def test_places_and_arguments_of_rules_of_curvature():
         ValueError, "'scale_by_levenberg_marquardt' inside `.every_k`", "a larger batch … `chunk=`"
     ):
         sl.levenberg_marquardt().every_k(2)
-    with refused(ValueError, "'scale_by_levenberg_marquardt' … no effect", "Remove `.sam`"):
-        sl.levenberg_marquardt().sam(0.1)
+    for call in ("sam", "maximize"):
+        with refused(ValueError, "'scale_by_levenberg_marquardt' … no effect", f"Remove `.{call}"):
+            getattr(sl.levenberg_marquardt(), call)()
     with refused(
         ValueError,
         "'scale_loss.scale_by_levenberg_marquardt'",

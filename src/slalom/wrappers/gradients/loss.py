@@ -14,7 +14,8 @@ from ..._core.engine.encoded import scaled
 from ..._core.fields.declare import checked_field
 from ..._core.protocol.context import Context
 from ..._core.protocol.loss import Loss
-from ..._core.protocol.parts import Part
+from ..._core.protocol.parts import Part, transforms
+from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractPacedWrapper, AbstractWrapper, run_if
 from ..._core.protocol.writer import Writer
 from ...tree.dtypes import nearest_float
@@ -49,6 +50,9 @@ class Maximize(AbstractWrapper[Any]):
     over: ClassVar[str] = "number"
     passes_gradients: ClassVar[bool] = True
 
+    def __check_init__(self):
+        refuse_residuals(self.inner, ".maximize()")
+
     def inner_context(self, here: Part) -> Context:
         def negated(function: Callable[[Params], Any]) -> Callable[[Params], Any]:
             return lambda params: _negative(function(params))
@@ -59,6 +63,22 @@ class Maximize(AbstractWrapper[Any]):
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, Any]:
         return self.inner_part(here).run(write, _negative(updates))
+
+
+def refuse_residuals(inner: AbstractTransform, call: str) -> None:
+    """Raises an error for a wrapper that changes gradients around a rule that does not use them.
+
+    **Arguments:**
+
+    - `inner`: the transform inside the wrapper.
+    - `call`: the call that makes the wrapper, such as `".maximize()"`.
+    """
+    for part in transforms(inner):
+        if "residuals" in part.module.needs:
+            raise ValueError(
+                f"'{part.name}' computes its updates from the residuals of the loss, so `{call}` "
+                f"around it would have no effect. Remove `{call}`."
+            )
 
 
 def _negative(updates: Updates) -> Updates:

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from ... import fields, tree
-from ..._core.protocol.parts import Part, transforms
+from ..._core.protocol.parts import Part
 from ..._core.protocol.wrapper import AbstractWrapper
 from ..._core.protocol.writer import Writer
 from ...tree.types import Gradients, Params, Updates
+from .loss import refuse_residuals
 
 
 class Sam(AbstractWrapper[Any]):
@@ -56,12 +57,7 @@ class Sam(AbstractWrapper[Any]):
     every: int = fields.count_field(1)
 
     def __check_init__(self):
-        for part in transforms(self.inner):
-            if "residuals" in part.module.needs:
-                raise ValueError(
-                    f"'{part.name}' computes its updates from the residuals of the loss, so `.sam` "
-                    "around it would have no effect. Remove `.sam`."
-                )
+        refuse_residuals(self.inner, ".sam")
 
     def run(self, here: Part, write: Writer, updates: Gradients) -> tuple[Any, Any]:
         params, context = self.demand("params", here.params), here.context

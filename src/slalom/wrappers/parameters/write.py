@@ -212,10 +212,18 @@ def _are_half(params: Params) -> tuple[bool, ...]:
 def _with_rounded_loss(context: Context, params: Params | None) -> Context:
     """The context with a loss of full parameters, evaluated at the rounded ones of the model."""
 
-    def of_full(function: Any) -> Any:
-        return lambda full, *key: function(tree.cast_like(full, params), *key)
+    def rounded(full: Params) -> Params:
+        return tree.cast_like(full, params)
 
-    return context.mapped(value_fn=of_full, grad_fn=of_full, sampled_grad_fn=of_full)
+    def of_full(function: Any) -> Any:
+        return lambda full, *key: function(rounded(full), *key)
+
+    return context.mapped(
+        value_fn=of_full,
+        grad_fn=of_full,
+        sampled_grad_fn=of_full,
+        residuals=lambda residuals: residuals.of(rounded),
+    )
 
 
 def _seeds(numbers: list[Any], paths: list[str]) -> list[Seeds]:

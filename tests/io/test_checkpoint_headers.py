@@ -168,10 +168,6 @@ def forged(path, change=None, raw=None):
 START = '{"__metadata__": {"header_checksum": "00000000"'
 
 
-def without(key):
-    return lambda text, layout: text.pop(key)
-
-
 def with_text(**changes):
     return lambda text, layout: text.update(changes)
 
@@ -193,7 +189,7 @@ PLACES = {
     "data_offsets": ([10**12, 10**12 + 8], []),
 }
 MALFORMED = {
-    **{f"no {key}": without(key) for key in ("dtypes", *TEXTS) if key != "count"},
+    **{f"no {k}": lambda text, _, k=k: text.pop(k) for k in ("dtypes", *TEXTS) if k != "count"},
     **{f"{key} = {x!r}": with_text(**{key: x}) for key in TEXTS for x in TEXTS[key]},
     **{f"{key} = {x!r}": with_place(**{key: x}) for key in PLACES for x in PLACES[key]},
     "overlapping": lambda text, layout: layout.update(z=dict(layout["model.w"])),

@@ -31,10 +31,6 @@ ROWS = {
 }
 
 
-def named(library):
-    return [name for row in ROWS[library] for name in row.names]
-
-
 def public(module):
     return [name for name in dir(module) if not name.startswith("_")]
 
@@ -85,7 +81,7 @@ def test_no_name_is_missing_stale_or_listed_twice(library):
     else:
         torch = pytest.importorskip("torch", reason="torch is not installed")
         expected = torch_names(torch)
-    listed = Counter(named(library))
+    listed = Counter(name for row in ROWS[library] for name in row.names)
     assert expected - set(listed) == set(), "are missing"
     assert set(listed) - expected == set(), "are stale"
     assert [name for name, count in listed.items() if count > 1] == []

@@ -139,7 +139,9 @@ class Write(AbstractKeyed, AbstractWrapper[WriteState], AbstractParameterWriter[
                 "transform around `.write` must pass its own `write` on."
             )
         inner_write = write.onto(self._write(state, params, context))
-        seen = _with_rounded_loss(context, params)
+        # Losses are those of the model, which has the parameters rounded.
+        rounded = context.in_form(lambda full: full, lambda full: tree.cast_like(full, params))
+        seen = rounded.replace(shardings=context.shardings)
         result, inner = self.inner_part(here._replace(context=seen)).run(inner_write, updates)
         encoded = filter(is_encoded, jax.tree.leaves(result, is_leaf=is_encoded))
         kept = [x.arrays["kept"] for x in encoded if "kept" in x.arrays]
@@ -207,23 +209,6 @@ def refuse_written(inner: AbstractTransform, call: str) -> None:
 
 def _are_half(params: Params) -> tuple[bool, ...]:
     return tuple(rounding.is_half(tree.canonical(x.dtype)) for x in jax.tree.leaves(params))
-
-
-def _with_rounded_loss(context: Context, params: Params | None) -> Context:
-    """The context with a loss of full parameters, evaluated at the rounded ones of the model."""
-
-    def rounded(full: Params) -> Params:
-        return tree.cast_like(full, params)
-
-    def of_full(function: Any) -> Any:
-        return lambda full, *key: function(rounded(full), *key)
-
-    return context.mapped(
-        value_fn=of_full,
-        grad_fn=of_full,
-        sampled_grad_fn=of_full,
-        residuals=lambda residuals: residuals.of(rounded),
-    )
 
 
 def _seeds(numbers: list[Any], paths: list[str]) -> list[Seeds]:

@@ -44,7 +44,8 @@ class Maximize(AbstractWrapper[Any]):
 
     ```
 
-    `.mechanize`, `.sam` and `.drive` follow the loss too, so they belong inside.
+    `.mechanize`, `.sam` and `.drive` follow the loss too, so they belong inside. Rules that use the
+    residuals of the loss, such as `sl.levenberg_marquardt`, are refused.
     """
 
     over: ClassVar[str] = "number"

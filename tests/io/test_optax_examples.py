@@ -63,11 +63,6 @@ def mask_fn(p):
     return jax.tree.map(lambda x: x.ndim != 1, p)
 
 
-def is_bias(path, param):
-    del param
-    return "bias" in path
-
-
 def label_fn(params):
     return jax.tree.map_with_path(lambda path, _: path[-1].key, params)
 
@@ -135,7 +130,7 @@ EXAMPLES = {
         ),
         LAYERS,
         [
-            weight_tx.partition({sl.where.leaf(is_bias): bias_tx}),
+            weight_tx.partition({sl.where.leaf(lambda path, _: "bias" in path): bias_tx}),
             weight_tx.partition({sl.where.path("**.bias"): bias_tx}, names=("bias",)),
             sl.partition({"bias": bias_tx, "weight": weight_tx}, bias_or_weight),
             weight_tx.mask(~only_biases) | bias_tx.mask(only_biases),

@@ -118,6 +118,17 @@ def test_schedule_free_and_outer_optimizers():
         sl.sgd(0.1).lookahead(5, 0.5).schedule_free()
     with refused(ValueError, "Outer.optimizer contains 'average'", "`tx.outer(...).average(...)`"):
         sl.sgd(0.1).outer(sl.sgd(0.7).average(), 5)
+    using = {
+        "scale_by_polyak": sl.polyak_sgd(),
+        "scale_by_zoom_linesearch": sl.lbfgs(),
+        "scale_by_levenberg_marquardt": sl.levenberg_marquardt(),
+        "scale_by_ivon": sl.contrib.ivon(0.1, 100),
+        **{name: getattr(sl.sgd(0.7), name)() for name in ("sam", "maximize", "scale_loss")},
+        "combine": sl.sgd(0.7).combine(sl.combine.MGDA(), ("a", "b")),
+    }
+    for name, optimizer in using.items():
+        with refused(ValueError, f"`.outer` … '{name}' in it", "before `.outer` … `sl.sgd(0.7)`"):
+            sl.sgd(0.1).outer(optimizer, 5)
 
     with refused(
         ValueError,

@@ -106,10 +106,6 @@ def hills(x):
     return 0.5 - r / 4 + jnp.cos(3 * r) / 2
 
 
-def residual(params, x):
-    return jnp.tanh(x * params) - x
-
-
 # XLA may contract their sums of two products to fused multiply-adds or not, and bases that turn
 # amplify what that rounds.
 ROUNDED = {"ScaleByNovograd.b2": 1e-6, "ScaleBySoap.eps": 1e-5}
@@ -139,7 +135,8 @@ def test_update_n_uses_the_schedule_at_n(rule):
     for n in range(8):
         known = {"value": 0.5, "grad": grads[n - 1] if "grad" in needs else None}
         if "residuals" in needs:
-            known["residuals"] = sl.LeastSquares(residual).on(jnp.linspace(0.5, 1, 3))
+            fit = sl.LeastSquares(lambda params, x: jnp.tanh(x * params) - x)
+            known["residuals"] = fit.on(jnp.linspace(0.5, 1, 3))
         if "max_logits" in needs:
             known["max_logits"] = jnp.array([200.0])
         if {"value_fn", "grad_fn"} & {*needs}:
@@ -325,11 +322,6 @@ def test_callables_are_schedules_in_the_right_place_without_tracers():
     assert len(jax.tree.leaves(sl.sgd(jax.tree_util.Partial(decaying, lr=jnp.float32(0.1))))) == 1
 
 
-def bound(schedule):
-    """A schedule whose numbers are arrays, as in an optimizer."""
-    return sl.Optimizer(sl.ScaleBySchedule(schedule), jnp.ones(())).transform.step_size
-
-
 @pytest.mark.slow
 def test_all_numbers_are_leaves():
     # One program for all numbers, over a batch of schedules too, and differentiable.
@@ -337,7 +329,10 @@ def test_all_numbers_are_leaves():
     def values(schedules, steps):
         return {name: jax.vmap(lambda n, s=s: s(n))(steps) for name, s in schedules.items()}
 
-    schedules, steps = {name: bound(schedule) for name, schedule in ALL.items()}, jnp.arange(60)
+    # In an optimizer their numbers are arrays.
+    each = {name: sl.ScaleBySchedule(schedule) for name, schedule in ALL.items()}
+    schedules = {k: sl.Optimizer(tx, jnp.ones(())).transform.step_size for k, tx in each.items()}
+    steps = jnp.arange(60)
     first = values(schedules, steps)
     changed = jax.tree.map(lambda x: x * 2 if x.dtype == jnp.int32 else x / 2, schedules)
     second = values(changed, steps)

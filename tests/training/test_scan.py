@@ -110,14 +110,14 @@ def test_it_donates_what_a_step_donates(donate):
     assert moment.is_deleted()
 
 
-def noise(model, x, key, scale=1.0):
-    return jnp.sum(model["w"] * 0) + scale * jax.random.normal(key)
-
-
 @pytest.mark.slow
 def test_a_single_key_is_split_and_what_the_loss_returns_is_stacked():
     model, key = {"w": jnp.ones(2)}, jax.random.key(3)
     opt = sl.Optimizer(sl.sgd(0.1), model)
+
+    def noise(model, x, key, scale=1.0):
+        return jnp.sum(model["w"] * 0) + scale * jax.random.normal(key)
+
     noisy = sl.train_step(noise, donate=False)
     expected = 2 * jax.vmap(jax.random.normal)(jax.random.split(key, 5))
     _, _, by_keyword = noisy.scan(model, opt, x, scale=2.0, key=key)

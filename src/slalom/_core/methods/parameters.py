@@ -47,7 +47,8 @@ class AbstractParameterMethods(AbstractDeclared):
         **Arguments:**
 
         - `optimizer`: the transform that makes the slow steps, such as
-            `sl.sgd(0.7, momentum=0.9, nesterov=True)`.
+            `sl.sgd(0.7, momentum=0.9, nesterov=True)`. Rules and wrappers that use the loss are
+            refused, since its gradient is not that of the loss.
         - `every`: the number of fast steps between two slow ones, an int ≥ 1.
         - `reset_state`: whether to reset this transform's state after each slow step. As with
             `opt.reset(model)`, moments start from scratch, and step counts continue. The state of

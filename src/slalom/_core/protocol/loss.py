@@ -53,6 +53,17 @@ _PAIRS = {
 the second request."""
 
 
+OTHER_LOSSES = (
+    *_ELSEWHERE,
+    "terms",
+    "scaled loss",
+    "sampled parameters",
+    "single examples",
+    "combined terms",
+)
+"""What is asked by transforms that use more of a loss than its value and one gradient."""
+
+
 class Loss(NamedTuple):
     """The loss of a training step, as the transforms of an optimizer ask for it.
 

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Inexact, Int, PyTree
 from ... import fields, tree
 from ..._core.engine.encoded import is_encoded
 from ..._core.protocol.bases import AbstractParameterWriter
+from ..._core.protocol.loss import OTHER_LOSSES, loss_of
 from ..._core.protocol.parts import Part, instances, segments
 from ..._core.protocol.transform import AbstractTransform, require_transform
 from ..._core.protocol.wrapper import AbstractWrapper
@@ -17,6 +18,7 @@ from ..._core.protocol.writer import RETURN, Writer
 from ..._core.state.slots import reset
 from ...rules.shaping.descent import ScaleByLearningRate
 from ...tree.types import Gradients, Hyperparameter, Params
+from ..gradients.loss import Maximize
 from .project import refuse_projected
 from .schedule_free import ScheduleFree
 from .write import refuse_written
@@ -84,6 +86,16 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
                 f"Outer.optimizer contains '{part.name}', which writes parameters itself. "
                 f"Write `tx.outer(...).{segments(part.module)[0]}(...)`."
             )
+        asked = loss_of(self.optimizer).askers
+        using = [part for what in OTHER_LOSSES for part in asked.get(what, ())]
+        # Wrappers only watch the value, as a plateau schedule does.
+        using += [part for part in asked.get("value", ()) if not part.children()]
+        for part in (*using, *instances(self.optimizer, Maximize)):
+            raise ValueError(
+                f"The optimizer of `.outer` steps from the slow weights towards the fast ones, but "
+                f"'{part.name}' in it uses the loss. Use it in the transform before `.outer`, and "
+                "here an optimizer such as `sl.sgd(0.7)`."
+            )
         refuse_written(self.inner, ".outer(...)")
         averages = _is_lookahead(self.optimizer)
         call = ".lookahead(...)" if averages else ".outer(...)"
@@ -139,7 +151,7 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
             full = write.full(params)
             new = here.context.constrained(write.new_params(params, result))
             back = tree.map_leaves(lambda _, s, f: s - f, (slow, new))
-            # Of the loss, the slow weights know only this gradient.
+            # The slow weights know only this gradient.
             seen = outer.context.replace(grad=back, weight=None)
             part = outer._replace(state=outer_state, params=slow, context=seen)
             change, outer_state = part.run(RETURN, back)

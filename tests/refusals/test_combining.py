@@ -64,6 +64,9 @@ def test_losses_to_combine_and_combinations():
 
 
 def test_posteriors_and_projections_of_matrices():
+    for name, tx in {"cautious": sl.Cautious(), "scale_by_zoom_linesearch": sl.lbfgs()}.items():
+        with refused(ValueError, f"'{name}' … differentially private", f"Remove '{name}'"):
+            bound(sl.DifferentiallyPrivateAggregate(1.0, 1.0, key=0) | tx)
     with refused(ValueError, "'sam' … posterior", "Use one of the two"):
         bound(sl.contrib.ivon(0.1, 100).sam(0.05))
     with refused(ValueError, "no posterior", "`sl.contrib.ivon`"):

@@ -42,6 +42,13 @@ _PAIRS = {
         for need in _ELSEWHERE
     },
     **{
+        ("private gradients", need): (
+            "'{name}' uses the loss beside the noisy gradients, so the steps would not be "
+            "differentially private. Remove '{name}', or use a clip without noise."
+        )
+        for need in ("grad", "max_logits", *_ELSEWHERE)
+    },
+    **{
         ("sampled parameters", need): (
             "'{name}' evaluates the loss at parameters of its own, but this optimizer learns a "
             "posterior from gradients at its samples. Use one of the two."
@@ -74,6 +81,7 @@ class Loss(NamedTuple):
     | `"scaled loss"`: the gradients of a multiple of it | `.scale_loss()` |
     | `"sampled parameters"`: gradients at a sample of them | `sl.contrib.ivon` |
     | `"single examples"`: their gradients | a first link that is `per_example` |
+    | `"private gradients"`: no other function of the loss | `sl.DifferentiallyPrivateAggregate` |
     | `"combined terms"`: the gradient of a weighted sum of them | `.combine` |
     | `"recalled gradient"`: that of the last step, if it is known | a line search at the end |
     | an entry of the context | every transform that `needs` it |

@@ -10,6 +10,8 @@ from jaxtyping import Array, Int, UInt32
 from ... import fields, tree
 from ..._core.fields.keys import AbstractKeyed, key_field
 from ..._core.protocol.bases import AbstractPerExampleTransform
+from ..._core.protocol.loss import Loss
+from ..._core.protocol.parts import Part
 from ...tree.types import Gradients, Hyperparameter, Params, PyTree, Scalar, Updates
 from .._base import AbstractTransform, Context, advise_keywords, chain
 from ..momentum.momentum import momentum_if_any
@@ -226,9 +228,9 @@ class DifferentiallyPrivateAggregate(
 
     with B examples and ξ normal. It takes gradients with a leading axis of examples, which
     `sl.train_step` computes. It must be the first link, without a wrapper; the links that follow
-    may have wrappers, including `.every_k`. Each step draws independent noise for each leaf, in at
-    least float32. The state stores the raw data of the key. `opt.metrics` has `num_clipped`, which
-    is not private.
+    may have wrappers, including `.every_k`, but not evaluate the loss themselves. Each step draws
+    independent noise for each leaf, in at least float32. The state stores the raw data of the key.
+    `opt.metrics` has `num_clipped`, which is not private.
 
     Differs from Optax: the real and imaginary parts of a complex leaf each have the full variance.
     Optax gives each half the variance, which is less privacy than σ promises.
@@ -248,6 +250,9 @@ class DifferentiallyPrivateAggregate(
     key: Any = key_field()
 
     metric_fields: ClassVar[tuple[str, ...]] = ("num_clipped",)
+
+    def ask(self, here: Part, loss: Loss) -> Loss:
+        return super().ask(here, loss.request("private gradients", here))
 
     def init(self, params: Params) -> DifferentiallyPrivateAggregateState:
         tree.check_inexact(params)

@@ -228,7 +228,7 @@ class DifferentiallyPrivateAggregate(
 
     with B examples and ξ normal. It takes gradients with a leading axis of examples, which
     `sl.train_step` computes. It must be the first link, without a wrapper; the links that follow
-    may have wrappers, including `.every_k`, but not evaluate the loss themselves. Each step draws
+    may have wrappers, including `.every_k`, but must not evaluate the loss. Each step draws
     independent noise for each leaf, in at least float32. The state stores the raw data of the key.
     `opt.metrics` has `num_clipped`, which is not private.
 

@@ -24,12 +24,12 @@ def slow_except(values, *everyday):
 
 
 def sampled(values, *everyday, turn=0):
-    """Values of a product: those named run every day, every sixteenth of the others in CI.
+    """Values of a product: those named run every day, every 32nd of the others in CI.
 
-    `turn` says where the sixteenth begins. The others are exhaustive.
+    `turn` says where it begins. The others are exhaustive.
     """
     kept = [v for v in values if v not in everyday]
-    chosen = kept[turn::16]
+    chosen = kept[turn::32]
     marks = [() if v in everyday else SLOW if v in chosen else EXHAUSTIVE for v in values]
     return [pytest.param(v, marks=m) for v, m in zip(values, marks, strict=True)]
 

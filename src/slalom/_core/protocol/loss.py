@@ -63,6 +63,7 @@ the second request."""
 OTHER_LOSSES = (
     *_ELSEWHERE,
     "terms",
+    "negated loss",
     "scaled loss",
     "sampled parameters",
     "single examples",
@@ -78,6 +79,7 @@ class Loss(NamedTuple):
 
     | what is asked | by |
     |---|---|
+    | `"negated loss"`: its negative, which it computes itself | `.maximize()` |
     | `"scaled loss"`: the gradients of a multiple of it | `.scale_loss()` |
     | `"sampled parameters"`: gradients at a sample of them | `sl.contrib.ivon` |
     | `"single examples"`: their gradients | a first link that is `per_example` |

@@ -54,6 +54,9 @@ class Maximize(AbstractWrapper[Any]):
     def __check_init__(self):
         refuse_residuals(self.inner, ".maximize()")
 
+    def ask(self, here: Part, loss: Loss) -> Loss:
+        return super().ask(here, loss.request("negated loss", here))
+
     def inner_context(self, here: Part) -> Context:
         def negated(function: Callable[[Params], Any]) -> Callable[[Params], Any]:
             return lambda params: _negative(function(params))

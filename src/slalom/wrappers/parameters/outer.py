@@ -18,7 +18,6 @@ from ..._core.protocol.writer import RETURN, Writer
 from ..._core.state.slots import reset
 from ...rules.shaping.descent import ScaleByLearningRate
 from ...tree.types import Gradients, Hyperparameter, Params
-from ..gradients.loss import Maximize
 from .project import refuse_projected
 from .schedule_free import ScheduleFree
 from .write import refuse_written
@@ -90,7 +89,7 @@ class Outer(AbstractWrapper[OuterState], AbstractParameterWriter[OuterState]):
         using = [part for what in OTHER_LOSSES for part in asked.get(what, ())]
         # Wrappers only watch the value, as a plateau schedule does.
         using += [part for part in asked.get("value", ()) if not part.children()]
-        for part in (*using, *instances(self.optimizer, Maximize)):
+        for part in using:
             raise ValueError(
                 f"The optimizer of `.outer` steps from the slow weights towards the fast ones, but "
                 f"'{part.name}' in it uses the loss. Use it in the transform before `.outer`, and "

@@ -16,6 +16,8 @@ from jaxtyping import config as jaxtyping_config
 import slalom as sl
 
 SLOW, EXHAUSTIVE = pytest.mark.slow, pytest.mark.exhaustive
+ONE_IN = 32
+"""How many cases of a product there are for each one in CI."""
 
 
 def slow_except(values, *everyday):
@@ -24,12 +26,12 @@ def slow_except(values, *everyday):
 
 
 def sampled(values, *everyday, turn=0):
-    """Values of a product: those named run every day, every 32nd of the others in CI.
+    """Values of a product: those named run every day, one in `ONE_IN` of the others in CI.
 
     `turn` says where it begins. The others are exhaustive.
     """
     kept = [v for v in values if v not in everyday]
-    chosen = kept[turn::32]
+    chosen = kept[turn::ONE_IN]
     marks = [() if v in everyday else SLOW if v in chosen else EXHAUSTIVE for v in values]
     return [pytest.param(v, marks=m) for v, m in zip(values, marks, strict=True)]
 

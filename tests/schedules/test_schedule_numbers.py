@@ -333,9 +333,8 @@ def test_all_numbers_are_leaves():
     each = {name: sl.ScaleBySchedule(schedule) for name, schedule in ALL.items()}
     schedules = {k: sl.Optimizer(tx, jnp.ones(())).transform.step_size for k, tx in each.items()}
     steps = jnp.arange(60)
-    first = values(schedules, steps)
     changed = jax.tree.map(lambda x: x * 2 if x.dtype == jnp.int32 else x / 2, schedules)
-    second = values(changed, steps)
+    first, second = values(schedules, steps), values(changed, steps)
     assert values._cache_size() == 1
     both = jax.tree.map(lambda a, b: jnp.stack([a, b]), schedules, changed)
 

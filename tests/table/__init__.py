@@ -8,7 +8,7 @@ import zlib
 
 import pytest
 
-from helpers import EXHAUSTIVE, SLOW, transforms_in
+from helpers import EXHAUSTIVE, ONE_IN, SLOW, transforms_in
 
 from . import adaptive, catalogue, losses, matrices, storage
 from .catalogue import PER_EXAMPLE as PER_EXAMPLE, halving as halving
@@ -53,7 +53,7 @@ ONE_OF_EACH_KIND = (
 def rows(names=EVERYTHING, *, everyday=ONE_OF_EACH_KIND, ci=()):
     """Gives a property its rows, each in its tier, as the argument `row`.
 
-    Rows run every day if they are named. One in 32 of the others runs in CI, drawn anew for
+    Rows run every day if they are named. One in `ONE_IN` of the others runs in CI, drawn anew for
     each property, with those named in `ci`, which differ in what the property checks. The rest of
     the product is exhaustive, and so are recipes, which are chains of other rows.
     """
@@ -62,7 +62,7 @@ def rows(names=EVERYTHING, *, everyday=ONE_OF_EACH_KIND, ci=()):
         def tier(name):
             if name in everyday:
                 return []
-            drawn = zlib.crc32(f"{test.__name__}[{name}]".encode()) % 32 == 0
+            drawn = zlib.crc32(f"{test.__name__}[{name}]".encode()) % ONE_IN == 0
             return [SLOW if name in ci or (drawn and name in BUT_RECIPES) else EXHAUSTIVE]
 
         # Workers take whole groups, so the tests of a row find its programs.

@@ -31,10 +31,8 @@ def test_models_and_several_optimizers_come_back_by_name(path, adam):
 
     stored = safetensors.numpy.load_file(path)
     assert "model.layers.0.weight" in stored
-    np.testing.assert_array_equal(
-        stored["opt.scale_by_adam.mu.layers.0.weight"],
-        opt.state_of("scale_by_adam").mu.layers[0].weight,
-    )
+    mean = opt.state_of("scale_by_adam").mu.layers[0].weight
+    np.testing.assert_array_equal(stored["opt.scale_by_adam.mu.layers.0.weight"], mean)
     loaded = sl.checkpoint.load(path, model=fresh, opt=sl.Optimizer(tx, fresh))
     assert list(loaded) == ["model", "opt"]
     assert loaded.report.fits
@@ -245,10 +243,8 @@ def test_trees_of_shapes_are_filled_on_the_devices_of_the_program(path, adam):
 
     model, opt, key = adam.model, adam.opt, jax.random.key(3)
     sl.checkpoint.save(path, model=model, opt=opt, key=key)
-    like = eqx.filter_eval_shape(
-        lambda: {"model": MODEL, "opt": sl.Optimizer(sl.adam(0.2), MODEL), "key": key}
-    )
-    loaded = sl.checkpoint.load(path, **like)
+    like = {"model": MODEL, "opt": sl.Optimizer(sl.adam(0.2), MODEL), "key": key}
+    loaded = sl.checkpoint.load(path, **eqx.filter_eval_shape(lambda: like))
     assert_same_bits((loaded["model"], loaded["opt"], loaded["key"]), (model, opt, key))
 
     device = jax.sharding.SingleDeviceSharding(jax.devices()[1])

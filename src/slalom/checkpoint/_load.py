@@ -64,7 +64,9 @@ def load(
     - `model`, `opt`, `more`: trees as for `save`. Those that are left out are not loaded. Arrays
         may be abstract, `jax.ShapeDtypeStruct`s with or without a sharding.
     - `strict`: whether a difference between the file and these trees is an error. With
-        `strict=False`, whatever does not fit keeps the program's value.
+        `strict=False`, whatever does not fit keeps the program's value. Copies of parameters, such
+        as the slow weights of `.lookahead`, would then be those of another model than the loaded
+        one, with a warning.
     - `hyperparams`: `"program"` keeps the hyperparameters of `opt`, with a warning if the file has
         others. `"file"` takes the ones from the file, to continue exactly where it was saved.
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._core.engine.encoded import is_encoded
+from .._core.state.marks import COPY
 from .._core.text.messages import listed, report, warn
 from .._core.text.printing import shortest
 from .._loop.binding.binding import named_arrays
@@ -132,6 +133,8 @@ def assemble(
     )
     if report.hyperparams:
         warn(_other_hyperparams(report, source.where))
+    if copies := comparison.stale_copies():
+        warn(_other_copies(copies, source.where))
     loaded.report = report
     return loaded
 
@@ -151,6 +154,10 @@ class _Comparison:
         """The new values of leaves, by their names in the program."""
         self.used: set[str] = set()
         """Names in the source that have a counterpart in the program."""
+        self.outside: set[str] = set()
+        """Names in the program of what was loaded outside of optimizers, such as parameters."""
+        self.copies: dict[str, str] = {}
+        """State that is missing and copies a parameter, with the path of that."""
         self.notes: dict[str, dict[str, Any]] = {f.name: {} for f in dataclasses.fields(Report)}
         """The fields of the report."""
 
@@ -181,6 +188,16 @@ class _Comparison:
         for name, leaf in leaves.items():
             self._take_if_alike(name, leaf, self.source.items.get(name))
         self.used.update(leaves)
+        self.outside |= leaves.keys() & self.values.keys()
+
+    def stale_copies(self) -> list[str]:
+        """Missing copies of parameters that were loaded."""
+
+        def is_loaded(param: str) -> bool:
+            # The model of an optimizer may be a part of any tree, or be one array without a path.
+            return any(name.endswith(param and f".{param}") for name in self.outside)
+
+        return [name for name, param in self.copies.items() if is_loaded(param)]
 
     def _take(self, names: list[str], values: list[Any]) -> None:
         """Takes values in place of leaves."""
@@ -276,6 +293,8 @@ class _Comparison:
                 self._differ(names[0], leaf, misfit)
             elif slot.rule != Store.__name__:
                 self.note("missing", *names)
+                if slot.stored == COPY:
+                    self.copies[name] = slot.param or ""
             elif isinstance(leaf, jax.ShapeDtypeStruct):
                 # The number of steps for which the state was stored.
                 self.values[names[0]] = _concrete(leaf)
@@ -356,4 +375,13 @@ def _other_hyperparams(report: Report, where: str) -> str:
         f"{where} has other hyperparameters, and those of the program are kept: "
         f"{listed(_differences(report.hyperparams), 8)}. To continue with those of the file, pass "
         '`hyperparams="file"`.'
+    )
+
+
+def _other_copies(copies: list[str], where: str) -> str:
+    """The warning for copies of the program's parameters beside parameters that were loaded."""
+    return (
+        f"{where} does not have {listed(copies, 4)}: these copies of parameters are those of the "
+        "program, and the parameters were loaded, so the next steps would mix the two. Load the "
+        "optimizer as it was saved, and then write `opt, report = opt.rebind(model, tx=tx)`."
     )

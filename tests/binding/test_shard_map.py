@@ -26,16 +26,14 @@ def stepped(tx, specs, mesh=mesh, average=None, **options):
     """A step inside of a `shard_map`, on parameters sharded by `specs`."""
     opt = sl.Optimizer(tx, PARAMS)
 
-    def on_each_device(params, x):
+    def step(params, x):
         loss, grads = jax.value_and_grad(loss_fn)(params, x[0])
         if average is not None:
             grads = jax.lax.pmean(grads, average)
         return opt.step(params, grads, value=loss, grad=grads)[0]
 
     rows = P("data") if "data" in mesh.axis_names else P()
-    run = jax.shard_map(
-        on_each_device, mesh=mesh, in_specs=(specs, rows), out_specs=specs, **options
-    )
+    run = jax.shard_map(step, mesh=mesh, in_specs=(specs, rows), out_specs=specs, **options)
     return jax.jit(run)(PARAMS, jnp.ones(2))
 
 
@@ -77,6 +75,16 @@ def test_a_norm_of_gradients_that_are_not_averaged_is_refused(tx):
     run = jax.shard_map(on_each_device, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"))
     with pytest.raises(ValueError, match=r"average them first: `jax.lax.pmean\(grads, \"data\"\)`"):
         jax.eval_shape(run, PARAMS, jnp.ones(2))
+
+
+def test_gradients_of_examples_are_refused_where_devices_have_different_ones():
+    step = sl.train_step(lambda params, x: loss_fn(params, jnp.mean(x)))
+    opt = sl.Optimizer(sl.PerExampleGlobalNormClip(1.0) | sl.sgd(0.1), PARAMS)
+    run = jax.shard_map(
+        lambda x: step(PARAMS, opt, x)[0], mesh=mesh, in_specs=P("data"), out_specs=P()
+    )
+    with pytest.raises(ValueError, match=r"gradient of each example, .* along 'data'"):
+        jax.eval_shape(run, jnp.ones(4))
 
 
 @pytest.mark.slow

@@ -246,6 +246,16 @@ def test_microbatches_gather_what_the_whole_batch_gives(name):
 
 
 @pytest.mark.slow
+def test_sums_over_microbatches_are_divided_as_the_parameters_are():
+    mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Explicit,))
+    step = sl.train_step(lambda w, x: jnp.mean(x) * jnp.sum(w**2), microbatches=2)
+    w = jax.device_put(jnp.ones(4), jax.NamedSharding(mesh, jax.P("i")))
+    with jax.set_mesh(mesh):
+        new, _, _ = step(w, sl.Optimizer(CLIP, w), jnp.ones(4))
+    assert new.sharding == w.sharding
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [None, 3])
 def test_each_example_draws_from_a_key_of_its_own(number):
     key = jax.random.key(5)
@@ -325,6 +335,9 @@ def test_examples_count_alike_and_only_the_first_link_aggregates_them():
         sl.train_step(mean_square, microbatches=4)(MODEL, opt, X, Y)
     with refused(ValueError, "weights all examples equally", "Remove `has_weight`"):
         sl.train_step(mean_square, has_weight=True)(MODEL, opt, X, Y)
+    STEP(MODEL, opt, X, Y)  # steps that differ only in `transform_grads` share a program
+    with refused(ValueError, "there is no single gradient to transform", "Remove `transform_g"):
+        sl.train_step(mean_square, donate=False, transform_grads=lambda g: g)(MODEL, opt, X, Y)
     negative = "DifferentiallyPrivateAggregate.key must be in [0, 2**31), got -1"
     with refused(ValueError, negative, "Pass `jax.random.key(-1)`"):
         sl.DifferentiallyPrivateAggregate(1.0, 1.0, key=-1)
@@ -340,12 +353,3 @@ def test_examples_count_alike_and_only_the_first_link_aggregates_them():
         later = f"'{name}' aggregates per-example gradients, so it must be the first link"
         with refused(ValueError, later, f"Write `{link} | rest`, and wrap only the rest"):
             sl.Optimizer(tx, PARAMS)
-
-
-def test_an_option_is_refused_after_a_step_without_it():
-    # Steps that differ only in `transform_grads` share a program.
-    opt = sl.Optimizer(CLIP, MODEL)
-    STEP(MODEL, opt, X, Y)
-    no_gradient = "there is no single gradient to transform"
-    with refused(ValueError, no_gradient, "Remove `transform_grads`"):
-        sl.train_step(mean_square, donate=False, transform_grads=lambda g: g)(MODEL, opt, X, Y)

@@ -1,5 +1,6 @@
 """One compiled step over several parts of a batch, and what the transforms are told beside."""
 
+import functools
 import re
 
 import equinox as eqx
@@ -150,8 +151,7 @@ def test_unequal_weights_equal_the_whole_batch_and_parts_without_leave_no_trace(
 
     # The second of three parts holds the examples 1, 4, 7, 10.
     def loss_fn(model, x, y, mask):
-        errors = jnp.mean((jax.vmap(model)(x) - y) ** 2)
-        return errors, jnp.sum(mask)
+        return mean_square(model, x, y), jnp.sum(mask)
 
     part = jnp.arange(12) % 3 == 1
     mask = jnp.where(part, 0.0, 1.0)
@@ -209,9 +209,7 @@ def test_sharded_batches_stay_and_other_contexts_compile_nothing():
     mesh = Mesh(np.array(jax.devices()), ("data",))
     x = jax.device_put(jnp.tile(X, (2, 1)), NamedSharding(mesh, PartitionSpec("data")))
     y = jax.device_put(jnp.tile(Y, (2, 1)), NamedSharding(mesh, PartitionSpec("data")))
-    arrays, static = eqx.partition(MODEL, eqx.is_array)
-    arrays = jax.device_put(arrays, NamedSharding(mesh, PartitionSpec()))
-    model = eqx.combine(arrays, static)
+    model = eqx.filter_shard(MODEL, NamedSharding(mesh, PartitionSpec()))
     opt = sl.Optimizer(TX, model)
     step = sl.train_step(mean_square, microbatches=3, donate=False)
     text = step.lower(model, opt, x, y).compile().as_text()
@@ -241,14 +239,10 @@ def test_scratch_is_one_accumulator_and_the_gradient_of_a_part():
             x = jnp.tanh(x @ w)
         return jnp.mean(x**2)
 
-    x = jnp.ones((16, width))
     opt = sl.Optimizer(sl.adamw(1e-3), model)
-
-    def scratch(**options):
-        program = sl.train_step(loss_fn, donate="all", **options).lower(model, opt, x).compile()
-        return program.memory_analysis().temp_size_in_bytes
-
-    assert scratch(microbatches=8) <= 2.1 * size
+    step = sl.train_step(loss_fn, donate="all", microbatches=8)
+    program = step.lower(model, opt, jnp.ones((16, width))).compile()
+    assert program.memory_analysis().temp_size_in_bytes <= 2.1 * size
 
 
 def noisy(model, x, y, key, scale=1.0):
@@ -316,14 +310,8 @@ def test_transforms_are_told_of_the_context_and_of_transformed_gradients_only(nu
 def test_gradients_are_averaged_over_devices_under_shard_map():
     mesh = Mesh(np.array(jax.devices()), ("data",))
     params, static = eqx.partition(MODEL, eqx.is_array)
-
-    def loss_fn(model, x, y):
-        return jax.lax.pmean(mean_square(model, x, y), "data")
-
-    def average(grads):
-        return jax.lax.pmean(grads, "data")
-
-    step = sl.train_step(loss_fn, transform_grads=average)
+    average = functools.partial(jax.lax.pmean, axis_name="data")
+    step = sl.train_step(lambda *args: average(mean_square(*args)), transform_grads=average)
 
     def on_each_device(params, opt, x, y):
         model, opt, loss = step(eqx.combine(params, static), opt, x, y)

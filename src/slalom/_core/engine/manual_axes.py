@@ -65,6 +65,28 @@ def refuse_shards(who: str, tree: PyTree) -> None:
         )
 
 
+def refuse_divided_examples(who: str, batch: PyTree, params: PyTree) -> None:
+    """Raises an error for a batch along whose axes JAX adds up the gradients of parameters.
+
+    **Arguments:**
+
+    - `who`: the name of what needs the gradient of each example.
+    - `batch`: the arrays of the batch.
+    - `params`: the parameters.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = [axis for axis in mesh.manual_axes if mesh.shape[axis] > 1]
+    whole = [axis for axis in axes if not any(_varying(params, [axis]))]
+    for _, varying in _varying(batch, whole):
+        raise ValueError(
+            f"{who} needs the gradient of each example, but inside this `jax.shard_map` the "
+            f"devices have different examples along {_quoted(varying)} and the same parameters, "
+            "so JAX adds up the gradients of one example of each device. Instead of `shard_map`, "
+            "shard the batch and call the step under `jax.jit`: `jax.device_put(batch, "
+            'jax.NamedSharding(mesh, jax.P("data")))`.'
+        )
+
+
 def _varying(tree: PyTree, axes: Iterable[Any]) -> Iterator[tuple[str, list[Any]]]:
     """The leaves that vary over some of these axes, with the axes."""
     for path, x in zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True):

@@ -188,7 +188,7 @@ class BatchLoss(NamedTuple):
         _check_divides(batch, number)
 
         def stack(x: Any) -> Any:
-            return jax.ShapeDtypeStruct((batch.size // number, *x.shape), x.dtype)
+            return jnp.broadcast_to(x, (batch.size // number, *x.shape))
 
         def sums_of(stacked: list[Any]) -> Any:
             sums = function(self.ascent(stacked))
@@ -199,8 +199,8 @@ class BatchLoss(NamedTuple):
             new = jax.tree.map(jnp.add, before, sums_of(stacked))
             return tree.cast_like(new, before), pack(result)
 
-        shapes = jax.eval_shape(sums_of, list(map(stack, self.trained)))
-        zeros: PyTree = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        shapes = jax.eval_shape(lambda: sums_of(list(map(stack, self.trained))))
+        zeros = tree.zeros_of(shapes)
         ((total, counts), sums), packed = jax.lax.scan(body, zeros, jnp.arange(number))
         return total, counts, [g / number for g in sums], _mean_loss(unpack(packed))
 

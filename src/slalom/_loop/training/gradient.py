@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from ..._core.engine.manual_axes import refuse_divided_examples
 from ..._core.protocol.bases import AbstractPerExampleTransform
 from ..._core.protocol.chain import last_link
 from ..._core.protocol.context import Context
@@ -18,7 +19,7 @@ from ..._core.protocol.transform import AbstractTransform
 from ..._core.text.calls import check_takes
 from ..._core.text.messages import warn
 from ...combine import Terms
-from ...tree import canonical_float, cast, cast_like, gram_matrix, scale
+from ...tree import canonical_float, cast, cast_like, gram_matrix, is_array, scale
 from ...tree.packed import pack, unpack
 from ...tree.types import Params, PyTree, Scalar, Updates
 from ..binding.model import split
@@ -245,6 +246,8 @@ def _per_example_gradient(batch_loss: BatchLoss, part: Part) -> Gradient:
             "microbatches, let it subclass `sl.AbstractPerExampleTransform`, which gathers sums."
         )
     batch = batch_of(batch_loss.inputs, "examples")
+    arrays = list(filter(is_array, jax.tree.leaves(batch.arguments)))
+    refuse_divided_examples(type(link).__name__, arrays, batch_loss.trained)
     batch = batch.with_keys(batch.size, Role.EXAMPLE_KEYS)
     if options.microbatches is None or not gathers:
         stacked, result = batch_loss.map_examples(batch)

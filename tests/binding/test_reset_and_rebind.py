@@ -272,9 +272,12 @@ def test_old_rows_go_on_beside_new_ones(tx):
     close(after["table"][kept], on["table"][jnp.array([2, 0])], rtol=2e-2)
     # Adam's mean of squares would make steps of up to seven learning rates from 0.
     assert float(jnp.abs(after["table"][new] - 5.0).max()) < 0.3
-
     fresh = opt.rebind(grown, rows={sl.where.path("table"): [-1] * 4})[1]
     assert any(path.endswith("scale_by_adam.nu.table") for path in fresh.reshaped)
+    mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Explicit,))
+    grown = jax.device_put(grown, jax.NamedSharding(mesh, jax.P("i", None)))
+    more, _ = sl.Optimizer(tx, grown).rebind(grown, rows={sl.where.path("table"): index})
+    assert more.state_of("scale_by_adam").mu["table"].sharding == grown["table"].sharding
 
 
 @pytest.mark.slow

@@ -46,9 +46,7 @@ def test_equal_to_the_whole_batch(number):
 
 @pytest.mark.slow
 def test_equal_to_the_whole_batch_in_double_precision(x64):
-    model, x, y = jax.tree.map(
-        lambda a: a.astype(jnp.float64) if eqx.is_inexact_array(a) else a, (MODEL, X, Y)
-    )
+    model, x, y = mlp(dtype=jnp.float64), X.astype(jnp.float64), Y.astype(jnp.float64)
     whole, _, loss = stepped(mean_square, x, y, model=model)
     parts, _, mean = stepped(mean_square, x, y, model=model, microbatches=4)
     assert_close((parts, mean), (whole, loss), rtol=1e-12)

@@ -126,6 +126,17 @@ def placed_like(x: Array, like: Array) -> Array:
     return jax.sharding.reshard(x, sharding.update(spec=spec))
 
 
+def replicated(x: Any) -> Any:
+    """An array, the same on every device where the mesh has explicit axes."""
+    if not isinstance(x, jax.Array):
+        return x
+    sharding = jax.typeof(x).sharding
+    explicit = AxisType.Explicit in sharding.mesh.axis_types
+    if not explicit or all(entry is None for entry in sharding.spec):
+        return x
+    return jax.sharding.reshard(x, sharding.update(spec=PartitionSpec()))
+
+
 def _common(left: Sequence[int], right: Sequence[int]) -> int:
     """The number of equal sizes, from the first one on."""
     pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False))

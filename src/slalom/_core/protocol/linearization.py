@@ -14,9 +14,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
 from ... import tree
+from ...tree.sharding import replicated
 from ...tree.tracing import equations
 from ...tree.types import Scalar, Updates
-from .real_vectors import as_covector, from_vector, real_size, replicated
+from .real_vectors import as_covector, from_vector, real_size
 
 
 class Local(NamedTuple):

@@ -5,10 +5,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, Float, Inexact, PyTree
 
 from ... import tree
+from ...tree.sharding import placed_like, replicated
 
 
 def to_vector(params: PyTree, dtype: np.dtype) -> Float[Array, " params"]:
@@ -17,7 +17,7 @@ def to_vector(params: PyTree, dtype: np.dtype) -> Float[Array, " params"]:
 
 
 def from_vector(vector: Float[Array, " params"], like: PyTree) -> PyTree:
-    """Undoes `to_vector`: a tree with the shapes and dtypes of `like`."""
+    """Undoes `to_vector`: a tree with the shapes, dtypes and explicit shardings of `like`."""
     leaves, structure = jax.tree.flatten(like)
     arrays, start = [], 0
     for x in leaves:
@@ -25,7 +25,8 @@ def from_vector(vector: Float[Array, " params"], like: PyTree) -> PyTree:
         start += real_size(x)
         if jnp.iscomplexobj(x):
             part = jax.lax.complex(part[: x.size], part[x.size :])
-        arrays.append(tree.cast(part.reshape(x.shape), tree.canonical(x.dtype)))
+        part = placed_like(part.reshape(x.shape), x)
+        arrays.append(tree.cast(part, tree.canonical(x.dtype)))
     return structure.unflatten(arrays)
 
 
@@ -51,6 +52,7 @@ def _flat(params: PyTree, dtype: np.dtype, sign: int) -> Array:
             parts += [x.real, sign * x.imag]
         else:
             parts.append(x)
+    # Parts of different sizes are joined, so that none fits a sharding.
     flat = [replicated(x).reshape(-1).astype(dtype) for x in parts]
     return jnp.concatenate(flat) if flat else jnp.zeros(0, dtype)
 
@@ -58,15 +60,3 @@ def _flat(params: PyTree, dtype: np.dtype, sign: int) -> Array:
 def real_size(x: Inexact[Any, "..."]) -> int:
     """The number of real numbers in an array."""
     return x.size * (2 if jnp.iscomplexobj(x) else 1)
-
-
-def replicated(x: Any) -> Any:
-    """An array, the same on every device where the mesh has explicit axes: the rows of several
-    blocks, which are joined, have different sizes, so that none fits a sharding."""
-    if not isinstance(x, jax.Array):
-        return x
-    sharding = jax.typeof(x).sharding
-    explicit = AxisType.Explicit in sharding.mesh.axis_types
-    if not explicit or all(entry is None for entry in sharding.spec):
-        return x
-    return jax.sharding.reshard(x, sharding.update(spec=PartitionSpec()))

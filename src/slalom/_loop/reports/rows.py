@@ -12,6 +12,7 @@ from ..._core.engine.encoded import is_encoded
 from ..._core.state.marks import NONNEGATIVE, PARAM_LIKE, PER_LEAF, REDUCED, UNTIL_RESET
 from ..._core.state.slots import Slot
 from ...tree.paths import leaf_paths
+from ...tree.sharding import placed_like, replicated
 from ...tree.types import Params, Tracer
 from ...where.masks import check_matches, labels
 from ...where.resolve import Cases, as_where
@@ -62,8 +63,9 @@ class Moved(NamedTuple):
 
     def onto(self, fresh: Any) -> Array:
         """Its value, with initial values for new entries."""
-        x = self.leaf.decode() if is_encoded(self.leaf) else self.leaf
-        fresh = fresh.decode() if is_encoded(fresh) else fresh
+        old, like = (x.decode() if is_encoded(x) else x for x in (self.leaf, fresh))
+        # JAX takes no rows of arrays that are divided along explicit axes of a mesh.
+        x, fresh = replicated(old), replicated(like)
         # Age is that of the whole parameter. A mean of squares that starts at 0 without a
         # correction of its own would make the first hundred steps several times too long.
         averages = self.is_aged and (self.is_reduced or self.slot.stored == NONNEGATIVE)
@@ -78,7 +80,7 @@ class Moved(NamedTuple):
                 x = jnp.where(absent, mean.astype(x.dtype), x)
             else:
                 is_new = is_new | absent
-        return jnp.where(is_new, fresh.astype(x.dtype), x)
+        return placed_like(jnp.where(is_new, fresh.astype(x.dtype), x), like)
 
 
 def nodes_with_ages(places: list[Slot]) -> set[tuple[str, str]]:

@@ -54,5 +54,7 @@ WRAPPERS: dict[str, Any] = {
     "Only, gauss_newton": sl.gauss_newton(1e-3).only(matrices),
     "IfFinite, gauss_newton": sl.gauss_newton(1e-3).if_finite(),
     "Average, levenberg_marquardt": sl.levenberg_marquardt().average(0.9),
+    "ScaleByLevenbergMarquardt, in a box": sl.levenberg_marquardt(bounds=(-9.0, 9.0)),
+    "ScaleByLbfgs, in a box": sl.lbfgs(bounds=(-9.0, 9.0)),
     "QKClip": sl.sgd(0.1) | sl.contrib.QKClip(heads=1, where={PROJECTIONS: "q:k"}, layout="oi"),
 }

@@ -17,8 +17,8 @@ COMPLEX = {
     for name, tx in (EVERYTHING | PER_EXAMPLE).items()
     # bfloat16 moments cannot hold a complex mean of squares' mean: the twin of bfloat16 is wider.
     if "dtypes" not in name
-    # Complex numbers are neither above nor below zero.
-    and "Nonnegative" not in name
+    # Complex numbers are neither above nor below a bound.
+    and not any(bounded in name for bounded in ("Nonnegative", "in a box"))
     # Rprop compares signs, which complex numbers have no two of: `test_adaptive.py` has its error.
     and "rprop" not in name.lower()
     # The diagonal of a complex Hessian has no sign: their own tests have the errors.

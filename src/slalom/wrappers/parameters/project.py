@@ -145,11 +145,12 @@ class Project(AbstractWrapper[Any], AbstractParameterWriter[Any]):
 
     def init(self, params: Params) -> PyTree:
         # Here and not in `warnings`, which are those of the shapes.
-        leaves = jax.tree.leaves(params)
-        if self._passes_bounds and not any(isinstance(x, Tracer) for x in leaves):
-            projected = jax.tree.leaves(self._projected(params, Context(step=0)))
-            for path, x, y in zip(leaf_paths(params), leaves, projected, strict=True):
-                if not jnp.all((x == y) | jnp.isnan(x)):
+        if self._passes_bounds:
+            projected = self._projected(params, Context(step=0))
+            within = jax.tree.map(lambda x, y: jnp.all((x == y) | jnp.isnan(x)), params, projected)
+            for path, inside in zip(leaf_paths(params), jax.tree.leaves(within), strict=True):
+                # Traced also where the parameters are known, inside of `jax.eval_shape`.
+                if not isinstance(inside, Tracer) and not inside:
                     warn(f"'{path}' starts outside its bounds. The first step projects it.")
         return super().init(params)
 

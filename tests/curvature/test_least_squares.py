@@ -143,7 +143,7 @@ def test_arguments_without_examples_and_weights_of_examples(x64):
     loss_fn = sl.LeastSquares(residual, in_axes=(0, None, None, None))
     p, omega = jnp.array(0.5), jnp.array([1.0, 0.0, 2.0, 0.5])
     r = p * x * 3.0 + jax.random.normal(key) ** 2
-    found = loss_fn(p, x, jnp.array(3.0), key, 2, example_weights=omega)
+    found = jax.jit(lambda p: loss_fn(p, x, jnp.array(3.0), key, 2, example_weights=omega))(p)
     np.testing.assert_allclose(found, np.sum(omega * r**2) / 4, rtol=1e-14)
     linear = loss_fn.on(x, jnp.array(3.0), key, 2, example_weights=omega).at(p)
     np.testing.assert_allclose(linear.value, np.sum(linear.vector**2) / 2, rtol=1e-14)

@@ -343,7 +343,9 @@ class _Squares(AbstractBlock):
                 f"The example weights of {label} must be an array of shape ({self.size},), a "
                 f"weight for each example, got {shape}."
             )
-        if omega is not None and not isinstance(omega, Tracer) and bool(jnp.any(omega < 0)):
+        negative = False if omega is None else jnp.any(omega < 0)
+        # Traced also where the weights are known, inside of `jax.jit`.
+        if not isinstance(negative, Tracer) and negative:
             raise ValueError(f"The example weights of {label} must be non-negative.")
 
 

@@ -66,20 +66,20 @@ DECAY, RATE = sl.AddDecayedWeights(0.1), sl.ScaleByLearningRate(0.1)
 A, B = sl.where.path("a"), sl.where.path("b")
 
 
-def test_only_a_decay_that_is_added_after_the_learning_rate_is_warned_of():
+def test_only_decays_and_cautious_links_after_the_learning_rate_are_warned_of():
     for tx, where in (
         (sl.adam(0.1) | DECAY.mask(A), "'mask.add_decayed_weights' comes after 'scale_by_learning"),
         ((sl.adam(0.1) | DECAY).if_finite(), "'if_finite.add_decayed_weights' comes after 'if_fin"),
         (sl.adamw(0.1) | DECAY, "'add_decayed_weights_2' comes after 'scale_by_learning_rate'"),
         (sl.adam(0.1).only(A) | DECAY.mask(A), "'mask.add_decayed_weights' comes after 'only'"),
+        (sl.adam(0.1) | sl.Cautious(), "'cautious' comes after 'scale_by_learning_rate'"),
     ):
-        with pytest.warns(UserWarning, match="they grow.*`sl.SubtractDecayedWeights`") as caught:
+        with pytest.warns(UserWarning, match="`sl.SubtractDecayedWeights`|drops the") as caught:
             sl.Optimizer(tx, model)
         assert [str(w.message).startswith(where) for w in caught] == [True]
-
     # Every warning is an error here.
     for tx in (
-        sl.ScaleByAdam() | DECAY | RATE,
+        sl.ScaleByAdam() | DECAY | sl.Cautious() | RATE,
         RATE.mask(A) | DECAY.mask(B) | RATE.mask(B),
         sl.Scale(-1.0) | DECAY | sl.Scale(-0.1),
         sl.adam(0.1) | sl.SubtractDecayedWeights(0.1),

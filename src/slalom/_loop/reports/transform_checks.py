@@ -25,6 +25,7 @@ from ..._core.protocol.transform import AbstractTransform
 from ..._core.protocol.wrapper import AbstractPacedWrapper
 from ..._core.text.messages import warn
 from ..._core.text.printing import Call, code, operand
+from ...rules.shaping.constrain import Cautious
 from ...rules.shaping.descent import AddDecayedWeights
 from ...tree.dtypes import canonical_float
 from ...tree.packed import clear_with_functions
@@ -91,7 +92,7 @@ def _check(transform: AbstractTransform[Any], params: Params, is_whole: bool) ->
     for outer in transforms(transform, params=params):
         if isinstance(outer.module, Chain):
             links = [link._replace(path=outer.path + link.path) for link in outer.children()]
-            for check in (_idle_steps, _two_rates, _late_clips, _late_decays, _early_constraints):
+            for check in (_idle_steps, _two_rates, _late_clips, _late_links, _early_constraints):
                 yield from check(links)
     yield from _two_linearizations(transform, params)
     for part in transforms(transform, params=params):
@@ -225,25 +226,29 @@ def _late_clips(links: list[Part]) -> Iterator[str]:
             rate = part.name
 
 
-def _late_decays(links: list[Part]) -> Iterator[str]:
-    """The warnings of links that add weight decay to a step, by which the weights grow."""
+_LATE = {
+    AddDecayedWeights: "it adds the weights to the step, and they grow. Put it before the learning "
+    "rate, or use `sl.SubtractDecayedWeights`, whose decay does not follow the learning rate.",
+    Cautious: "it drops the entries that lower the loss. Put it before the learning rate.",
+}
+"""What links do wrong that take updates to point along the gradients, where they point against."""
+
+
+def _late_links(links: list[Part]) -> Iterator[str]:
+    """The warnings of such links that come after a learning rate."""
     rate: dict[str, str] = {}
-    decay: dict[str, Part] = {}
+    late: dict[str, Part] = {}
     for link in links:
         signs = zip(leaf_paths(link.params), link.module.signs(link.params), strict=True)
         flipped = [path for path, sign in signs if sign == -1]
-        decay = {path: part for path, part in decay.items() if path not in flipped}
+        late = {path: part for path, part in late.items() if path not in flipped}
         if not flipped:
             for part in _inside(link):
-                if isinstance(part.module, AddDecayedWeights):
-                    decay |= dict.fromkeys(rate.keys() & set(leaf_paths(part.params)), part)
+                if type(part.module) in _LATE:
+                    late |= dict.fromkeys(rate.keys() & set(leaf_paths(part.params)), part)
         rate |= dict.fromkeys(flipped, link.name)
-    for path, part in sorted(decay.items())[:1]:
-        yield (
-            f"'{part.name}' comes after '{rate[path]}', so it adds the weights to the step, "
-            "and they grow. Put it before the learning rate, or use "
-            "`sl.SubtractDecayedWeights`, whose decay does not follow the learning rate."
-        )
+    for path, part in sorted(late.items())[:1]:
+        yield f"'{part.name}' comes after '{rate[path]}', so {_LATE[type(part.module)]}"
 
 
 def _early_constraints(links: list[Part]) -> Iterator[str]:

@@ -157,7 +157,7 @@ class _Comparison:
         self.outside: set[str] = set()
         """Names in the program of what was loaded outside of optimizers, such as parameters."""
         self.copies: dict[str, str] = {}
-        """State that is missing and copies a parameter, with the path of that."""
+        """Missing state that copies a parameter, and the path of that parameter."""
         self.notes: dict[str, dict[str, Any]] = {f.name: {} for f in dataclasses.fields(Report)}
         """The fields of the report."""
 

@@ -20,8 +20,7 @@ def refuse_parts(who: str, *trees: PyTree) -> None:
     - `who`: the name of what would compute it.
     - `trees`: the updates, and the parameters if they are known.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    axes = [axis for axis in mesh.manual_axes if mesh.shape[axis] > 1]
+    axes = _manual_axes()
     if not axes:
         return
     # The index of a device along an axis varies over it. If JAX does not say so, it says nothing.
@@ -74,10 +73,9 @@ def refuse_divided_examples(who: str, batch: PyTree, params: PyTree) -> None:
     - `batch`: the arrays of the batch.
     - `params`: the parameters.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    axes = [axis for axis in mesh.manual_axes if mesh.shape[axis] > 1]
-    whole = [axis for axis in axes if not any(_varying(params, [axis]))]
-    for _, varying in _varying(batch, whole):
+    axes = _manual_axes()
+    divided = {axis for _, varying in _varying(params, axes) for axis in varying}
+    for _, varying in _varying(batch, [axis for axis in axes if axis not in divided]):
         raise ValueError(
             f"{who} needs the gradient of each example, but inside this `jax.shard_map` the "
             f"devices have different examples along {_quoted(varying)} and the same parameters, "
@@ -85,6 +83,12 @@ def refuse_divided_examples(who: str, batch: PyTree, params: PyTree) -> None:
             "shard the batch and call the step under `jax.jit`: `jax.device_put(batch, "
             'jax.NamedSharding(mesh, jax.P("data")))`.'
         )
+
+
+def _manual_axes() -> list[Any]:
+    """The axes along which each device runs the code on its own, where there are several."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return [axis for axis in mesh.manual_axes if mesh.shape[axis] > 1]
 
 
 def _varying(tree: PyTree, axes: Iterable[Any]) -> Iterator[tuple[str, list[Any]]]:

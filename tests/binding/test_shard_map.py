@@ -53,8 +53,7 @@ def test_norms_of_sharded_parameters_are_refused_unless_a_link_averages_them():
     new = stepped(sl.sgd(0.1), PARTS, average="data", check_vma=False)
     np.testing.assert_allclose(new["w"], 0.8 * PARAMS["w"], rtol=1e-6)
 
-    average = sl.Stateless(lambda u, p: jax.lax.pmean(u, ("data", "model")))
-    stepped(average | CLIP, P())
+    stepped(sl.Stateless(lambda u, p: jax.lax.pmean(u, ("data", "model"))) | CLIP, P())
     new = stepped(CLIP, PARTS, alone, check_vma=False)
     expected, _ = sl.Optimizer(CLIP, PARAMS).step(PARAMS, jax.grad(loss_fn)(PARAMS))
     np.testing.assert_allclose(new["w"], expected["w"], rtol=1e-6)

@@ -172,9 +172,8 @@ def test_products_in_parts_are_those_of_float32(shape, as_on, monkeypatch):
         (lambda x: _orthonormal.product(x, y), lambda x: x @ y),
     ):
         assert np.all(abs(function(x) - plain(x.astype(float))) <= 1e-6 * plain(abs(x)))
-        value, pullback = jax.vjp(function, x)
-        error = abs(pullback(value)[0] - jax.vjp(plain, x)[1](value)[0])
-        assert np.all(error <= 1e-6 * jax.vjp(plain, abs(x))[1](abs(value))[0])
+        value, pullback = jax.vjp(function, abs(x))  # where no terms cancel
+        np.testing.assert_allclose(pullback(value), jax.vjp(plain, abs(x))[1](value), rtol=1e-6)
 
 
 def test_products_of_float32_are_in_parts_on_gpus_of_nvidia_only():

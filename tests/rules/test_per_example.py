@@ -336,7 +336,8 @@ def test_examples_count_alike_and_only_the_first_link_aggregates_them():
     with refused(ValueError, "weights all examples equally", "Remove `has_weight`"):
         sl.train_step(mean_square, has_weight=True)(MODEL, opt, X, Y)
     STEP(MODEL, opt, X, Y)  # steps that differ only in `transform_grads` share a program
-    with refused(ValueError, "there is no single gradient to transform", "Remove `transform_g"):
+    no_gradient = "there is no single gradient to transform"
+    with refused(ValueError, no_gradient, "Remove `transform_grads`"):
         sl.train_step(mean_square, donate=False, transform_grads=lambda g: g)(MODEL, opt, X, Y)
     negative = "DifferentiallyPrivateAggregate.key must be in [0, 2**31), got -1"
     with refused(ValueError, negative, "Pass `jax.random.key(-1)`"):
